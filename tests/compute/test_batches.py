@@ -50,12 +50,6 @@ def test_each_sample_comes_once_an_epoch_and_partial_batches_flow_into_the_next(
         assert sorted(ids[epoch * plan.samples : (epoch + 1) * plan.samples]) == list(range(plan.samples))
 
 
-@given(st.integers(1, 60), seeds, st.integers(1, 20), st.integers(1, 4), st.integers(1, 4))
-def test_the_batch_size_changes_no_sample_of_the_stream(n: int, seed: int, steps: int, a: int, b: int) -> None:
-    """Positions count samples, so runs with other batches walk through the same sequence."""
-    assert stream(BatchPlan(n, seed, a, 1), steps * b) == stream(BatchPlan(n, seed, b, 1), steps * a)
-
-
 def test_a_batch_that_grows_takes_the_same_samples_in_larger_microbatches() -> None:
     plan = BatchPlan(50, 1, 16, 8, double_at=(2, 3))
     assert stream(plan, 8) == stream(BatchPlan(50, 1, 4, 2), 24)

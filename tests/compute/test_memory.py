@@ -1,7 +1,6 @@
 """How many bytes of tensors a process has at a time, in buckets: in a step, and while a snapshot is put together."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,15 +8,14 @@ from torch import nn
 
 from config_kit import configured
 from mingpt.compute.buckets import Sliced, make_buckets
-from mingpt.compute.optimizer import Update, roles, rules
 from mingpt.compute.reduction import ExactReduction
 from mingpt.compute.tree import shares
 from mingpt.snapshot import staging
 from mingpt.train.footprint import Living
 from mingpt.world.world import World
 from snapshot_kit import ALONE
+from update_kit import on_meta, update_of
 
-META = replace(ALONE, device=torch.device("meta"), backend="nccl")
 LAYERS, WIDTH, MICROBATCHES = 32, 64, 4
 BUCKET = 8 * WIDTH * WIDTH * 4  # eight matrices: four buckets in all
 WINDOW, PART = 1000, 40_000
@@ -30,15 +28,10 @@ def peaks(size: int, monkeypatch: pytest.MonkeyPatch, flights: int = 0) -> list[
     """
     if flights:
         monkeypatch.setattr("mingpt.compute.buckets.BUCKET_BYTES", 4 * BUCKET // flights)
-    for name in ("exchange.all_to_all", "exchange.all_gather", "optimizer.all_gather"):
-        monkeypatch.setattr(f"mingpt.compute.{name}", lambda *_, **__: SimpleNamespace(wait=int))
-    config, world = configured("model=gpt2", "data=random"), replace(META, size=size)
-    if flights:
-        world = replace(world, inside=replace(META, size=2), across=replace(META, size=size // 2))
+    config, world = configured("model=gpt2", "data=random"), on_meta(monkeypatch, 0, size, 2 if flights else 1)
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
-        named = list(model.named_parameters())
-        buckets = make_buckets(named, set(), world, True, 4 * BUCKET if flights else BUCKET)
+        buckets = make_buckets(model.named_parameters(), set(), world, True, 4 * BUCKET if flights else BUCKET)
     found, living = list[float](), Living(model)
 
     def peak() -> float:
@@ -47,17 +40,14 @@ def peaks(size: int, monkeypatch: pytest.MonkeyPatch, flights: int = 0) -> list[
         return found[-1]
 
     with living:
-        update = Update(
-            buckets, rules(named, config.optimizer, roles(model)), config.optimizer, config.schedule, world,
-            global_size=MICROBATCHES, tokens_per_microbatch=1024, fp16=False, health=config.health,
-        )  # fmt: skip
+        update = update_of(model, config.optimizer, config.schedule, world=world, buckets=buckets)
         reduction, share = ExactReduction(buckets, MICROBATCHES, world), shares(1, size, MICROBATCHES)[0]
         peak()
         for step in range(2):  # the second one begins with the sums of the first
             reduction.begin()
             for microbatch in share:
                 reduction.expect(microbatch, microbatch == share[-1])
-                for p in reversed([p for _, p in named]):
+                for p in reversed([*model.parameters()]):
                     p.grad = torch.empty_like(p)
                     reduction._ready(p)
             del p

@@ -92,10 +92,14 @@ def test_a_run_goes_on_with_another_optimizer_only_if_told_and_that_begins_anew(
         assert names(steps) == kept
     with replay(f"{tmp_path}/run", 11, (*places, ADAFACTOR)) as past:
         assert [past.advance().same for _ in range(3)] == [True] * 3
-    assert trained(tmp_path, *places, "train.max_steps=16", "resume.changed=true") == FINISHED
-    assert names(16) == {"step", "exp_avg", "exp_avg_sq"}
+    for steps, name in ((16, "muon"), (20, "adamw")):
+        settings = f"optimizer.name={name}", f"train.max_steps={steps}", "resume.changed=true"
+        assert trained(tmp_path, *places, *settings) == FINISHED
+        assert names(steps) == {"step", "exp_avg", "exp_avg_sq"} | ({"momentum_buffer"} if name == "muon" else set())
 
 
 def test_its_code_is_recorded() -> None:
-    found = fingerprint(configured("data=random", LION, "optimizer.betas=[0.8,0.9]"), ALONE.device, "data")
-    assert (found["optimizer"], [*found["own"]]) == ("own", ["optimizer"])
+    own = LION, "optimizer.betas=[0.8,0.9]", "schedule._target_=examples.own_schedule.one_minus_sqrt"
+    found = fingerprint(configured("data=random", *own), ALONE.device, "data")
+    assert (found["optimizer"], sorted(found["own"])) == ("own", ["optimizer", "schedule"])
+    assert fingerprint(configured("data=random"), ALONE.device, "data")["own"] is None

@@ -12,14 +12,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
-from mingpt.compute.exchange import subtrees_by_rank
 from mingpt.compute.reduction import ExactReduction, FastReduction
 from mingpt.compute.tree import shares, tree_sum, tree_sum_of, whole_subtrees
 from mingpt.config.schema import WorldConfig
-from mingpt.snapshot.checkpointer import Flags
-from mingpt.train.stats import StatsExchange
 from mingpt.world.joining import join
-from mingpt.world.world import World, share
+from mingpt.world.world import World
 
 
 def leaves(count: int, seed: int) -> list[Tensor]:
@@ -53,23 +50,6 @@ def test_any_world_adds_up_to_the_same_bits(data: st.DataObject) -> None:
         for a, b in whole_subtrees(mine.start, mine.stop, 0, count):
             known[a, b] = tree_sum(a, b, {(m, m + 1): values[m] for m in mine})  # sees no other share's values
     assert torch.equal(tree_sum(0, count, known), tree_sum_of(values))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "each", "count", "equal", "sums"),
-    [
-        (3, 8, 64, 11, 5),
-        (63, 8, 512, 197, 63),
-        (1, 7, 64, 22, 13),
-    ],
-)
-def test_the_cuts_are_where_few_sums_are_sent(nodes: int, each: int, count: int, equal: int, sums: int) -> None:
-    """equal: how many the nodes (or processes, on one) would send with equal shares; sums: with these."""
-    senders = nodes if nodes > 1 else each
-    even = [share(n, senders, count) for n in range(senders)]
-    assert sum(len(whole_subtrees(mine.start, mine.stop, 0, count)) for mine in even) == equal
-    of_processes, of_nodes = subtrees_by_rank(nodes, each, count)
-    assert sum(map(len, of_nodes if nodes > 1 else of_processes)) == sums
 
 
 @pytest.fixture(scope="module")
@@ -145,14 +125,3 @@ def test_a_gradient_that_comes_in_parts_is_refused(world: World) -> None:
     once = checkpoint(net, torch.ones(5, 40, requires_grad=True), use_reentrant=True)
     with pytest.raises(RuntimeError, match=r"the gradient of (weight|bias) came in parts: use checkpoint"):
         checkpoint(net, once, use_reentrant=True).sum().backward()
-
-
-def test_the_stats_have_every_loss_and_adds_along_the_tree(world: World) -> None:
-    losses = [torch.tensor(x) for x in (1e8, 1.0, -1e8, 3.0, 1e-8)]
-    exchange = StatsExchange(world, 5)
-    exchange.start(losses, [torch.tensor(2.0**24), *[torch.tensor(1.0)] * 4], Flags(broken=True), (0.5, 0.25))
-    stats = exchange.finish()
-    assert stats.tokens.item() == 2**24 + 4  # in float32 it would be 2**24
-    assert (stats.flags.tolist(), stats.times.tolist()) == ([0, 0, 0, 0, 1], [[0.5, 0.25]])
-    a, b, c, d, e = (x.item() for x in losses)
-    assert stats.mean_loss() == ((a + b) + (c + (d + e))) / (2**24 + 4)

@@ -1,18 +1,16 @@
 """Whole training steps on fake CUDA tensors, with torch's CUDA wheel, without a GPU and without a driver.
 
-`LD_PRELOAD=… python fake_steps.py CASES`: CASES is a JSON list of [function, arguments]. Prints one line of JSON for
-each: of `steps`, what each rank's last step did. Torch itself decides what runs: fake tensors have a device
-and a shape, and no memory. What needs a driver (streams, events, pinned memory) is replaced by what does nothing.
+`LD_PRELOAD=… python fake_steps.py ARGUMENTS`: those of `steps`, as a JSON list. Prints what each rank's last step did,
+as JSON. Torch itself decides what runs: fake tensors have a device and a shape, and no memory. What needs a driver
+(streams, events, pinned memory) is replaced by what does nothing.
 """
 
 import json
-import os
 import sys
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import product, repeat
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +27,6 @@ from mingpt.compute.batches import BatchPlan
 from mingpt.compute.numerics import autocast_for
 from mingpt.config.compose import configure
 from mingpt.config.schema import Config
-from mingpt.model.language import attention, document_mask
 from mingpt.train.context import make_context
 from mingpt.train.factory import build, prepare
 from mingpt.train.footprint import CONSTANT_GPU, footprint, look_at
@@ -46,7 +43,7 @@ WAITS = {  # operations whose result the host needs
 
 
 class Watched(TorchDispatchMode):
-    """What runs under it: waits and mixed devices by name, attention kernels, collectives, bytes on the GPU."""
+    """What runs under it: waits and mixed devices by name, collectives, bytes on the GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +52,7 @@ class Watched(TorchDispatchMode):
         self.forget()
 
     def forget(self) -> None:
-        self.waits, self.mixed, self.attention, self.collectives = list[str](), list[str](), set[str](), list[Any]()
+        self.waits, self.mixed, self.collectives = list[str](), list[str](), list[Any]()
         self.peak = self.bytes
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,8 +81,6 @@ class Watched(TorchDispatchMode):
                 self.waits.append(f"{name} {inputs[0].device.type} to {outputs[0].device.type}")
         elif any(tensor.device.type == "cpu" and tensor.dim() for tensor in inputs):
             self.mixed.append(name)
-        if "attention" in name or "softmax" in name:
-            self.attention.add(name.removeprefix("aten::"))
 
     def count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -122,13 +117,12 @@ def without_driver(watched: Watched) -> None:
 
     for module in (torch.amp.autocast_mode, torch.cuda.amp.common):
         setattr(module, "amp_definitely_not_available", lambda: False)  # noqa: B010
-    major, minor = divmod(int(os.environ["FAKE_GPU"]), 10)
     for name, value in {
         "_lazy_init": lambda: None, "is_available": lambda: False, "Event": Event, "Stream": Stream,
         "current_stream": lambda *_: Stream(), "stream": lambda _: nullcontext(), "device_count": lambda: 1,
-        "get_device_capability": lambda *_: (major, minor), "is_bf16_supported": lambda *_, **__: major >= 8,
-        "is_tf32_supported": lambda: major >= 8, "get_device_name": lambda *_: "a fake GPU",
-        "get_device_properties": lambda *_: SimpleNamespace(major=major, minor=minor, multi_processor_count=132),
+        "get_device_capability": lambda *_: (9, 0), "is_bf16_supported": lambda *_, **__: True,
+        "is_tf32_supported": lambda: True, "get_device_name": lambda *_: "a fake GPU",
+        "get_device_properties": lambda *_: SimpleNamespace(major=9, minor=0, multi_processor_count=132),
     }.items():  # fmt: skip
         setattr(torch.cuda, name, value)
     setattr(torch.nn.Module, "to", lambda self, *_, **__: self)  # noqa: B010  it swaps parameters, which fake ones can't be
@@ -183,29 +177,8 @@ def last_step(config: Config, rank: int, size: int, each: int) -> dict[str, Any]
         dist.destroy_process_group()
     return {
         "waits": watched.waits, "mixed": watched.mixed, "collectives": watched.collectives, "peak": watched.peak,
-        "attention": sorted(watched.attention),
     }  # fmt: skip
 
 
-def attentions() -> dict[str, list[str]]:
-    """By dtype, heads of keys, and mask: the kernels of attention, strict as reduce=exact and not."""
-    watched, chosen = Watched(), {}
-    without_driver(watched)
-    with FakeTensorMode(), watched:
-        mask = document_mask(torch.zeros(2, 1024, dtype=torch.int64, device="cuda"))
-        for strict, dtype, heads, masked in product(
-            (True, False), (torch.float32, torch.float16, torch.bfloat16), (8, 2), (False, True)
-        ):
-            torch.use_deterministic_algorithms(strict)
-            watched.forget()
-            q = torch.empty(2, 8, 1024, 64, device="cuda", dtype=dtype, requires_grad=True)
-            k, v = torch.empty(2, 2, heads, 1024, 64, device="cuda", dtype=dtype, requires_grad=True)
-            attention(q, k, v, mask if masked else None).sum().backward()
-            chosen[f"{strict} {dtype} {heads} {masked}"] = sorted(watched.attention)
-    return chosen
-
-
 if __name__ == "__main__":
-    functions: dict[str, Callable[..., Any]] = {"steps": steps, "attentions": attentions}
-    for function, arguments in json.loads(sys.argv[1]):
-        print(json.dumps(functions[function](**arguments)), flush=True)
+    print(json.dumps(steps(*json.loads(sys.argv[1]))), flush=True)

@@ -30,13 +30,3 @@ def test_a_run_is_extended_exactly_from_its_stable_phase(tmp_path: Path, capsys:
     train_here(whole, *planned)
     one, other = (read(Store(f"{run}/snapshots"), 24).manifest.digest for run in (short, whole))
     assert one == other
-
-
-@pytest.mark.parametrize("names", [("adamw", "muon"), ("muon", "adamw")])
-def test_another_optimizer_begins_anew(tmp_path: Path, capsys: Captured, names: tuple[str, str]) -> None:
-    run = (str(tmp_path), *MODERN)
-    train_here(*run, "train.max_steps=4", f"optimizer={names[0]}")
-    train_here(*run, "train.max_steps=6", f"optimizer={names[1]}", "resume.changed=true")
-    assert f"optimizer.name: {names[0]} -> {names[1]}" in capsys.readouterr().out
-    state = read(Store(f"{tmp_path}/snapshots"), 6).state["optimizer"]
-    assert any("momentum_buffer" in name for name in state) == (names[1] == "muon")

@@ -33,33 +33,15 @@ def test_a_stopped_process_is_named_and_the_run_goes_on(new_run: NewRun, undistu
     assert run.digest() == undisturbed(*LONG).digest()
 
 
-# In stacks that faulthandler itself writes: in pieces, between which others' lines may come; this is one piece.
-STACK = re.escape(str(KITS / "own_kit.py"))
-# what hangs rank 1 (own_kit.HANGS) -> what the summary says, and a part of the stacks
-HANGS = {
-    "holds the lock": ("does not answer .*; its last known collective is", STACK),
-    "sleeps": (r"has not entered all_gather #\d+; it is in kits/own_kit.py:\d+", f'{STACK}", line \\d+ in'),
-}
-
-
-@pytest.mark.parametrize("how", ["holds the lock", pytest.param("sleeps", marks=pytest.mark.nightly)])
-def test_a_hang_ends_the_run_and_says_where(how: str, tmp_path: Path) -> None:
-    summary, stack = HANGS[how]
+def test_a_hang_that_holds_the_interpreter_lock_ends_the_run_and_says_where(tmp_path: Path) -> None:
+    summary = "does not answer .*; its last known collective is"
     limits = (LIMIT, "launch.max_attempts_without_progress=1", "launch.shutdown_timeout_seconds=2")
     run = own_run(tmp_path, "Linear", *limits, "snapshot.every_steps=0", "train.eval_every=0")
-    run.code = (*run.code[:1], "data._target_=own_kit.hangs", f"data.how='{how}'")
+    run.code = (*run.code[:1], "data._target_=own_kit.hangs")
     command = [sys.executable, "-m", "mingpt.launch", "--nproc-per-node=2", *run.arguments()]
     output = finish(Node(command, run.env), 70)
     [said] = re.findall("^error: the run hangs: (.*)", output, re.M)
     assert re.match(f"{HERE} {summary}", said), output[-6000:]
     assert re.search(f"^launch: exit code 70: .*{HERE} {summary}", output, re.M)
     assert re.search(r"^rank 0 on \S+: no progress for 20 s .*; last entered all_\w+ #\d+; in ", output, re.M)
-    assert re.search(stack, output)
-
-
-def test_observers_that_take_long_at_the_end_do_not_hang(tmp_path: Path) -> None:
-    run = own_run(tmp_path / "run", "Linear", "health.hang_seconds=5")
-    run.code = (*run.code[:1], "data._target_=own_kit.ends_slowly")
-    started = run.start(1)
-    assert started.wait() == 70, started.output
-    assert "no progress" not in started.output
+    assert str(KITS / "own_kit.py") in output

@@ -3,17 +3,14 @@
 import os
 import re
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mingpt.metrics import read_metrics
-from mingpt.snapshot.reader import read
 from node_kit import Node
-from run_kit import TINY, NewRun, Run
-from store_kit import HIDDEN, Server, Stores
+from run_kit import NewRun, Run
+from store_kit import Server, Stores
 
 pytestmark = pytest.mark.slow
 
@@ -35,15 +32,10 @@ def server(serve: Stores, monkeypatch: pytest.MonkeyPatch) -> Server:
     return serve("proxied")
 
 
-def train(run: Run, on_line: Callable[[str], None], *overrides: str) -> Node:
-    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
-    return Node([sys.executable, "-m", "mingpt.train", *TINY, *places, *ENDLESS, *overrides], on_line=on_line)
-
-
 def test_training_goes_on_while_the_server_is_gone(
     server: Server, text: Path, cache: Path, undisturbed: NewRun
 ) -> None:
-    run = Run(f"{server.url}/run", text, cache)
+    run = Run(f"{server.url}/run", text, cache, (*ENDLESS, "snapshot.max_failures=1000"))
     seen: list[str] = []
 
     def act(line: str) -> None:
@@ -57,7 +49,7 @@ def test_training_goes_on_while_the_server_is_gone(
             os.kill(node.process.pid, signal.SIGTERM)
             seen.append("stopped")
 
-    node = train(run, act, "snapshot.max_failures=1000")
+    node = Node(run.command(1), on_line=act)
     assert node.wait() == 75, node.output[-3000:]
     assert seen == ["killed", "started", "stopped"]
     failed = re.findall(r"^SNAPSHOT FAILED \(\d+ in a row\): the snapshot of step (\d+)", node.output, re.M)
@@ -67,22 +59,3 @@ def test_training_goes_on_while_the_server_is_gone(
     assert [row["step"] for row in read_metrics(run.dir)] == list(range(1, steps[0] + 1))
     same = ("schedule.decay_steps=1000", "data.val_fraction=0")
     assert run.digest() == undisturbed(f"train.max_steps={steps[0]}", *same).digest()
-
-
-def test_a_server_that_never_returns_ends_the_run(server: Server, text: Path, cache: Path) -> None:
-    run = Run(f"{server.url}/run", text, cache)
-
-    def act(line: str) -> None:
-        if re.match(r"step \d+: snapshot ", line):
-            server.kill()
-
-    node = train(run, act, "snapshot.max_failures=2")
-    assert node.wait() == 70, node.output[-3000:]
-    assert re.findall(r"^SNAPSHOT FAILED \((\d+) in a row\)", node.output, re.M) == ["1", "2"]
-    [reason] = [line for line in node.lines if line.startswith("error: ")]  # after it, what watches may say its own
-    assert re.search(rf": (run\.dir={run.dir}|snapshot\.dir={run.dir}/snapshots): ", reason)
-    assert "Traceback" not in node.output
-    assert HIDDEN not in node.output
-    server.start()
-    good = re.findall(r"^step (\d+): snapshot (\w{16}) ", node.output, re.M)
-    assert [(str(s), read(run.store, s).manifest.digest[:16]) for s in reversed(run.store.steps())] == good

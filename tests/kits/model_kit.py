@@ -24,9 +24,9 @@ def vivid(model: Model) -> Model:
     return model.eval()
 
 
-def small(kind: str, **changes: float) -> LanguageModel:
+def small(kind: str, words: int = WORDS, **changes: float) -> LanguageModel:
     torch.manual_seed(1)
-    return vivid(KINDS[kind].model_copy(update=SIZES | changes).make(WORDS))
+    return vivid(KINDS[kind].model_copy(update=SIZES | changes).make(words))
 
 
 def random_tokens(batch: int, time: int, words: int = WORDS) -> Tensor:

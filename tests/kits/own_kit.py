@@ -17,8 +17,7 @@ from examples.classifier import Classifier, rows
 from mingpt.data.own import Rows, source_of
 from mingpt.data.source import Source
 from mingpt.model.gpt2 import GPT, GPTConfig
-from mingpt.observe.events import AttemptFailed, Event, StepDone
-from mingpt.observe.jsonl import MetricsLog
+from mingpt.observe.events import Event, StepDone
 from run_kit import Run
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")
@@ -229,43 +228,21 @@ def rows_from_anywhere(micro_size: int, **_: object) -> Source:
 
 
 class Hanging(Rows):
-    """Rows with which rank 1 (or a process without a rank) hangs at its 40th microbatch. how: see HANGS."""
+    """Rows with which rank 1 holds the interpreter lock for ever at its 40th microbatch."""
 
-    def __init__(self, tensors: Sequence[Tensor], how: str) -> None:
-        super().__init__(*tensors)
-        self.how, self.left = how, 40
+    left = 40
 
     def __getitem__(self, ids: Sequence[int]) -> Sequence[Tensor]:  # type: ignore[override]
         self.left -= 1
-        if self.left == 0 and os.environ.get("RANK", "1") == "1":
-            HANGS[self.how]()
+        if self.left == 0 and os.environ["RANK"] == "1":
+            ctypes.PyDLL(None).sleep(1000)  # PyDLL does not release it
         return super().__getitem__(ids)
 
 
-HANGS: dict[str, Callable[[], object]] = {
-    "sleeps": lambda: time.sleep(1000),
-    "holds the lock": lambda: ctypes.PyDLL(None).sleep(1000),  # PyDLL does not release the interpreter lock
-    "raises": lambda: 1 / 0,
-}
-
-
-def hangs(micro_size: int, how: str) -> Source:
+def hangs(micro_size: int) -> Source:
     source = rows(micro_size, count=300)
     assert isinstance(source.train, Rows)
-    return replace(source, train=Hanging(source.train.tensors, how))
-
-
-def ends_slowly(micro_size: int) -> Source:
-    """Data of a run that fails, and has an observer which takes its time at the end."""
-    before = MetricsLog.on
-
-    def on(log: MetricsLog, event: Event) -> None:
-        before(log, event)
-        if isinstance(event, AttemptFailed):
-            time.sleep(9)
-
-    MetricsLog.on = on  # type: ignore[assignment, method-assign]
-    return hangs(micro_size, "raises")
+    return replace(source, train=Hanging(*source.train.tensors))
 
 
 class Sleeping(Linear):

@@ -1,16 +1,32 @@
-"""An update in a world of one, and its gradients from where backward leaves them."""
+"""An update in a world of one, and its gradients from where backward leaves them; or in one that sends nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
+from mingpt.compute.buckets import BUCKET_BYTES, Bucket, make_buckets
+from mingpt.compute.exchange import narrow_names, pack
 from mingpt.compute.optimizer import Update, muon_names, roles, rules, trainable
 from mingpt.compute.own import OwnUpdate
 from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.config.section import Own
+from mingpt.world.world import World
 from snapshot_kit import ALONE
+
+
+def on_meta(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, each: int = 1) -> World:
+    """A process whose tensors hold no numbers, and which sends nothing. each: processes on a node, if more than one."""
+    for name in ("exchange.all_to_all", "exchange.all_gather", "optimizer.all_gather"):
+        monkeypatch.setattr(f"mingpt.compute.{name}", lambda *_, **__: SimpleNamespace(wait=int))
+    world = replace(ALONE, rank=rank, size=size, device=torch.device("meta"), backend="nccl")
+    if each == 1:
+        return world
+    inside, across = replace(world, rank=0, size=each), replace(world, rank=rank // each, size=size // each)
+    return replace(world, inside=inside, across=across)
 
 
 def update_of(
@@ -18,25 +34,29 @@ def update_of(
     config: Optimizer,
     schedule: Schedule,
     *,
+    world: World = ALONE,
     global_size: int = 64,
     tokens_per_microbatch: int = 1,
     fp16: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
+    buckets: Sequence[Bucket] = (),
+    autocast: torch.autocast | None = None,
 ) -> Update:
     named, role_of = trainable(model), roles(model)
-    buckets = make_buckets(named, muon_names(config.name, role_of), ALONE, False, bucket_bytes)
+    buckets = buckets or make_buckets(named, muon_names(config.name, role_of), world, world.size > 1, bucket_bytes)
     by_name = rules(named, config, role_of)
     return Update(
         buckets,
         by_name,
         config,
         schedule,
-        ALONE,
+        world,
         global_size=global_size,
         tokens_per_microbatch=tokens_per_microbatch,
         fp16=fp16,
         health=Health(),
-        own=OwnUpdate(config, buckets, by_name, ALONE) if isinstance(config, Own) else None,
+        in_16_bits=pack(buckets, narrow_names(model, autocast), autocast),
+        own=OwnUpdate(config, buckets, by_name, world) if isinstance(config, Own) else None,
     )
 
 

@@ -1,7 +1,5 @@
 """What the agent decides when its workers have ended: of what other nodes wait for, and of signals that come late."""
 
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from mingpt.launch import agent
 from mingpt.launch.ending import Ending
 from mingpt.launch.watchdog import RendezvousWatchdog
 from mingpt.world.lifetime import Lifetime
-from mingpt.world.secret import STATIC
 
 
 class Answers(RendezvousHandler):
@@ -77,20 +74,3 @@ def test_only_attempts_in_a_row_without_a_new_snapshot_are_counted() -> None:
         own._remaining_restarts = max(0, counts[-1] - 1)  # as torch's loop does
     assert counts == [2, 3, 2, 3, 2, 1, 0]
     assert ["2 of 3" in line for line in said] == [False] * 5 + [True]
-
-
-def test_a_signal_after_the_end_does_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-
-    def runs(own: agent.Agent) -> None:
-        signal.signal(signal.SIGUSR1, own._on_signal)
-
-    def verdict(*_: object) -> tuple[int, str]:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        return 0, "finished"
-
-    monkeypatch.setattr(agent.Agent, "run", runs)
-    monkeypatch.setattr(agent, "verdict", verdict)
-    arguments = [f"--rdzv-backend={STATIC}", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0", "-m", "mingpt.train"]
-    assert agent.run(arguments, 1, 30, 60, 60, 0, lambda: 0, print, Lifetime()) == (0, "finished")
-    signal.signal(signal.SIGUSR1, before)

@@ -3,14 +3,11 @@
 import os
 import re
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import mingpt
 from fault_kit import at_step, finish, launch
-from mingpt import cli
 from mingpt.config import compose
 from mingpt.errors import UserError
 from mingpt.train.attempt import _launcher_overrides
@@ -59,13 +56,3 @@ def test_what_follows_the_clock_is_found_whatever_the_pattern(key: str) -> None:
     assert compose.configure([key])
     with pytest.raises(UserError, match=f"^{key.partition('=')[0]}.*now"):
         compose.refuse_the_time([key])
-
-
-def test_a_broken_environment_is_a_mistake_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "broken.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
-    monkeypatch.setattr(mingpt, "__path__", [*mingpt.__path__, str(tmp_path)])
-    monkeypatch.setitem(cli.VERBS, "launch", replace(cli.VERBS["launch"], function="broken:main"))
-    assert cli.run("launch", []) == 64
-    assert "libcudart.so.12" in capsys.readouterr().err

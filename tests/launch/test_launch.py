@@ -77,22 +77,11 @@ def test_a_c10d_rendezvous_of_several_nodes_needs_a_secret() -> None:
 LOST = (70, "lost contact with another process (Connection reset by peer)")
 
 
-def test_a_launcher_never_sees_half_a_reason_and_the_first_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process may be killed while it writes; torch's agent dies of a file that is no JSON."""
-    file, plain, seen = tmp_path / "error.json", Path.replace, list[str]()
-
-    def replace(temporary: Path, target: str) -> Path:
-        assert not file.exists()
-        seen.append(json.loads(temporary.read_text())["message"]["message"])
-        return plain(temporary, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+def test_the_first_reason_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file := tmp_path / "error.json"))
     leave_reason("the disk is full")
     leave_reason("lost contact")
-    assert seen == [json.loads(file.read_text())["message"]["message"]] == ["the disk is full"]
+    assert json.loads(file.read_text())["message"]["message"] == "the disk is full"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +94,6 @@ def test_a_launcher_never_sees_half_a_reason_and_the_first_stands(
         ([(75, ""), (70, "OSError: y")], True, 70, 1),
         ([(-15, "")], True, 75, 0),
         ([(-15, "")], False, 70, 0),  # somebody else's signal, before it listened
-        ([(-6, ""), LOST], False, 70, 0),
         ([(1, "")], False, 70, 0),
     ],
 )
@@ -138,9 +126,7 @@ ERRORS: dict[str, tuple[Exception, int]] = {
     "a peer's time": (RuntimeError("[/x/y.cc:7] Timed out waiting 3000ms"), 70),
     "a snapshot": (SnapshotFailed("the snapshot of step 3 …"), 70),
     "a loader": (RuntimeError("DataLoader worker (pid 5) is killed"), 70),
-    "a loader's time": (RuntimeError("DataLoader timed out after 600 seconds"), 70),
     # What a loader process raises is the user's code: not taken for torch's own errors, whatever its words.
-    "in a loader": (ValueError("Caught ValueError in DataLoader worker process 0.\nOriginal …"), 70),
     "a time in a loader": (TimeoutError("Caught TimeoutError in DataLoader worker process 0.\nhttps://u:p@h"), 70),
     "any other": (KeyError("x"), 70),
 }

@@ -83,14 +83,6 @@ class Place(RendezvousBackend):
         return state, b"token", True
 
 
-def test_nodes_with_one_secret_read_each_others_state() -> None:
-    place = Place()
-    mine, others = (SignedBackend(place, "one secret", "job 7") for _ in range(2))
-    assert mine.get_state() is None
-    assert mine.set_state(b"state") == (b"state", b"token", True)
-    assert others.get_state() == (b"state", b"token")
-
-
 @pytest.mark.parametrize(
     ("secret", "job", "change"),
     [
@@ -104,7 +96,10 @@ def test_nodes_with_one_secret_read_each_others_state() -> None:
 )
 def test_a_state_without_the_jobs_seal_is_refused(secret: str, job: str, change: Callable[[bytes], bytes]) -> None:
     place = Place()
-    SignedBackend(place, "one secret", "job 7").set_state(b"state")
+    mine, others = (SignedBackend(place, "one secret", "job 7") for _ in range(2))
+    assert mine.get_state() is None
+    assert mine.set_state(b"state") == (b"state", b"token", True)
+    assert others.get_state() == (b"state", b"token")
     assert place.found
     place.found = change(place.found)
     reader = SignedBackend(place, secret, job)

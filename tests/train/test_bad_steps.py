@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
+from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.snapshot.attempts import records
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from poison_kit import GUARDED, MICRO, PLAN, POISONED, poison
-from replay_kit import Asked
 from told import Told
 
 pytestmark = pytest.mark.usefixtures("outlived")
@@ -85,17 +84,3 @@ def test_a_run_that_has_diverged_ends_and_its_good_snapshots_stay(
     assert [train(*settings) for _ in codes] == codes
     assert store.steps() == steps
     told(capsys.readouterr().err.rpartition("error: ")[2], tmp_path)
-
-
-def test_a_stop_between_skip_and_rollback_changes_nothing(tmp_path: Path) -> None:
-    """The snapshot that it takes holds the count. exactness/test_worlds.py: each process decides alike."""
-    bad = (*GUARDED, "health.max_rollbacks=2", "health.max_skips=3", *poison([12, 17, 18, 19, 30, 31, 32]))
-
-    def digest(name: str, *codes: int) -> str:
-        for code in codes:
-            lifetime = Asked(19) if code == STOPPED else Lifetime()
-            assert attempt([*POISONED, *bad, f"run.dir={tmp_path}/{name}"], lifetime) == code
-        return read(Store(f"{tmp_path}/{name}/snapshots"), 36).manifest.digest
-
-    straight = digest("straight", CRASHED, CRASHED, FINISHED)
-    assert digest("stopped", STOPPED, CRASHED, CRASHED, FINISHED) == straight

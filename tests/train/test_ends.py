@@ -4,6 +4,7 @@ Whole attempts, in this process: a world of one, with a real store and a real me
 """
 
 import errno
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -69,17 +70,6 @@ GRACE, HOT = "snapshot.grace_seconds=30", "snapshot.hot_every_steps=2"
 NO_ANSWER = OSError(errno.EIO, "Input/output error")
 
 
-def test_a_stop_in_the_last_step_that_is_not_stored_is_no_finish(
-    train: Callable[..., int], durable: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing(monkeypatch, "snapshot.dir", NO_ANSWER)
-    assert train(GRACE, stop_at=STEPS) == STOPPED
-    monkeypatch.undo()
-    assert durable.steps() == []
-    assert train(GRACE) == FINISHED
-    assert durable.steps() == [STEPS]
-
-
 def test_a_last_step_that_only_memory_has_is_made_durable_by_the_next_start(
     tmp_path: Path,
     train: Callable[..., int],
@@ -97,35 +87,29 @@ def test_a_last_step_that_only_memory_has_is_made_durable_by_the_next_start(
     assert train(GRACE, HOT) == FINISHED
 
 
-def test_a_memory_that_fails_does_not_cost_the_durable_snapshot(
-    train: Callable[..., int], durable: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("key", "number", "code", "steps"),
+    [
+        ("snapshot.dir", errno.EIO, STOPPED, ([], [3])),
+        ("snapshot.dir", errno.ENOSPC, USER_ERROR, ([], [3])),
+        ("snapshot.hot_dir", errno.ENOSPC, STOPPED, ([3], [])),
+    ],
+)
+def test_a_tier_that_fails_does_not_cost_the_others_snapshot(
+    tmp_path: Path,
+    train: Callable[..., int],
+    durable: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    number: int,
+    code: int,
+    steps: tuple[list[int], list[int]],
 ) -> None:
-    failing(monkeypatch, "snapshot.hot_dir", OSError(errno.ENOSPC, "No space left on device"))
-    assert train(GRACE, HOT, stop_at=3) == STOPPED
-    assert durable.steps() == [3]
-    assert "SNAPSHOT FAILED (1 in a row): the snapshot of step 2" in capsys.readouterr().out
-
-
-def test_a_durable_snapshot_that_the_user_must_cure_leaves_the_step_in_memory(
-    tmp_path: Path, train: Callable[..., int], durable: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing(monkeypatch, "snapshot.dir", OSError(errno.ENOSPC, "No space left on device"))
-    assert train(GRACE, HOT, stop_at=3) == USER_ERROR
+    failing(monkeypatch, key, OSError(number, os.strerror(number)))
+    assert train(GRACE, HOT, stop_at=3) == code
     monkeypatch.undo()
-    [folder] = (tmp_path / "memory").glob("mingpt-*/*")
-    assert Store(str(folder)).steps() == [3]
-
-
-def test_going_back_by_deleting_newer_steps_is_not_undone_by_memory(
-    train: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    every = ("snapshot.every_steps=2", "snapshot.hot_every_steps=3")
-    assert train(*every, stop_at=3) == STOPPED
-    capsys.readouterr()
-    assert durable.steps() == [3, 2]
-    durable.delete(3)
-    assert train(*every) == FINISHED
-    assert "resumed from step 2 of " in capsys.readouterr().out
+    memory = [step for folder in (tmp_path / "memory").glob("mingpt-*/*") for step in Store(str(folder)).steps()]
+    assert (durable.steps(), memory) == steps
 
 
 def test_the_best_evaluation_has_a_snapshot_whenever_it_comes(train: Callable[..., int], durable: Store) -> None:
@@ -157,16 +141,6 @@ def test_a_thread_that_raises_anything_is_heard_and_counts(
     assert ["by zero" in line for line in said] == [True]
     writer.save(2, state_of(2))
     assert writer.failures == 0
-
-
-def test_what_ends_the_thread_after_the_commit_costs_no_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said, store, fail = list[str](), Store(str(tmp_path)), Mock(side_effect=SystemExit("of a client"))
-    monkeypatch.setattr(writer_module, "plan", fail)
-    SnapshotWriter(store, ALONE, Retention(9), PROVENANCE, said.append, committed=fail).save(1, state_of(1))
-    assert store.steps() == [1]
-    assert ["of a client" in line for line in said] == [True, True]
 
 
 def write_together(folder: Path) -> None:

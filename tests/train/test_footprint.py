@@ -1,40 +1,14 @@
 """How many bytes a process needs (train/footprint.py), against what the real classes and processes take."""
 
-import pytest
 import torch
-from torch import nn
 
 from config_kit import configured
-from mingpt.compute.buckets import make_buckets
-from mingpt.compute.reduction import ExactReduction
-from mingpt.compute.tree import shares
 from mingpt.train.factory import build
-from mingpt.train.footprint import changed, changes_of_sums, footprint, look_at
-from mingpt.world.world import World
+from mingpt.train.footprint import changed, footprint, look_at
 
 SHAPE = ("model=gpt2", "model.n_layer=3", "model.n_head=2", "model.n_embd=64", "model.block_size=64", "data=random")
 BATCH = ("data.vocabulary=1000", "batch.micro_size=4", "batch.global_size=32", "snapshot.hot_every_steps=0")
 SMALL = (*SHAPE, *BATCH)
-
-
-@pytest.mark.parametrize("microbatches", [1, 2, 3, 5, 7, 8, 12, 16])
-def test_partial_sums_are_those_of_the_exact_reduction(microbatches: int) -> None:
-    for size in range(1, min(5, microbatches) + 1):
-        depths = list[list[int]]()
-        for rank in range(size):
-            layer = nn.Linear(2, 2)
-            world = World(rank, size, rank, torch.device("cpu"), "gloo")
-            buckets = make_buckets(layer.named_parameters(), set(), world, True)
-            reduction, mine = ExactReduction(buckets, microbatches, world), shares(1, size, microbatches)[rank]
-            reduction.begin()
-            depths.append([])
-            for microbatch in mine:
-                depths[-1].append(len(reduction.stack))
-                if microbatch != mine[-1]:
-                    reduction.expect(microbatch, last=False)
-                    layer(torch.ones(2)).sum().backward()
-        found = [changes_of_sums(mine, microbatches) for mine in shares(1, size, microbatches)]
-        assert [[before for before, _ in of] for of in found] == depths
 
 
 def test_a_microbatch_is_counted_by_the_byte() -> None:
@@ -79,15 +53,3 @@ def test_settings_that_spare_memory_do() -> None:
     assert [*hot.values()] == [2 * 3 * 4 * model.parameters]  # weights and two moments, twice
     parts = footprint(config.model_copy(update={"reduce": "fast"}), model, 2, 2).parts
     assert [bytes for name, bytes in parts.items() if "gradients" in name] == [4 * model.parameters, 0]
-
-
-def test_looking_takes_no_memory_and_leaves_torch_as_it_was() -> None:
-    """A model of 12 GB; and the random numbers that come next."""
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    threads = torch.get_num_threads()
-    found = look_at(configured("model=gpt2-xl", "model.n_embd=2400", "model.n_layer=40", *SHAPE[-2:], *BATCH))
-    assert 4 * found.parameters > 11e9
-    assert torch.equal(torch.rand(3), expected)
-    assert torch.get_num_threads() == threads

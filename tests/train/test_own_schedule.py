@@ -10,7 +10,6 @@ import pytest
 
 from config_kit import configured, problems
 from mingpt import cli
-from mingpt.compute.numerics import fingerprint
 from mingpt.config.stored import replay_config
 from mingpt.errors import UserError
 from mingpt.metrics import read_metrics
@@ -88,10 +87,3 @@ def test_code_that_a_snapshot_names_is_not_imported_for_a_resume(
             checked(stored, *given)
     with pytest.raises(UserError, match=r"schedule\._target_ names code of one's own"):
         replay_config(stored, "runs/x")
-
-
-def test_its_code_is_recorded_and_another_function_is_another_result() -> None:
-    found = fingerprint(configured("data=random", OWN), ALONE.device, "data")["own"]
-    assert found.keys() == {"schedule"}
-    assert len(found["schedule"][0]) == 64
-    assert fingerprint(configured("data=random"), ALONE.device, "data")["own"] is None

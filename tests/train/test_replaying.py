@@ -36,11 +36,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, ...
     return run_dir, where
 
 
-@pytest.mark.parametrize("kind", ["bpe", "shards", "documents apart", "chat", "mixture", "addition", "sort", "random"])
+@pytest.mark.parametrize("kind", ["documents apart", "addition", "sort"])
 def test_bits_are_those_recorded(kind: str, tmp_path: Path) -> None:
-    """exactness/test_worlds.py: of several processes."""
+    """exactness/test_worlds.py: of several processes. frozen/test_frozen.py: of other kinds."""
     how, where = data_of(kind, tmp_path / "data")
-    local = () if kind in ("addition", "sort", "random", "mixture") else (f"data.cache_dir={tmp_path}/cache",)
+    local = (f"data.cache_dir={tmp_path}/cache",) if kind == "documents apart" else ()
     train_here(f"{tmp_path}/run", *how, *where, *local, "train.max_steps=6")
     base, steps = again(f"{tmp_path}/run", 6, 6, *where)
     assert (base, [step.same for step in steps]) == (4, [True])
@@ -50,9 +50,7 @@ def test_bits_are_those_recorded(kind: str, tmp_path: Path) -> None:
         assert run.notes == []
 
 
-@pytest.mark.parametrize(
-    "setting", ["precision=bf16", "precision=fp16", "optimizer.name=muon", "reduce=fast", "health.spike_sigma=3"]
-)
+@pytest.mark.parametrize("setting", ["precision=fp16", "reduce=fast", "health.spike_sigma=3"])
 def test_numbers_and_optimizers_in_a_bucket(setting: str) -> None:
     train_here(url := f"memory://{uuid4().hex}", "data=sort", "data.val_samples=37", setting, "train.max_steps=6")
     assert [step.same for step in again(url, 5, 6)[1]] == [True] * 2
@@ -104,7 +102,8 @@ def test_a_step_without_some_samples(tmp_path: Path) -> None:
         saved, bench = run.save(), run.bench
         rows = [(tokens[i : i + 1], targets[i : i + 1]) for tokens, targets in bench.microbatches(4) for i in (0, 1)]
         _, outputs = look(bench, 4)
-        before = {name: p.detach().clone() for name, p in bench.context.model.named_parameters()}
+        model = bench.context.model
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
         whole = run.advance()
         found = layers(bench, before, whole.figures, outputs)
         assert sum(x.gradient**2 for x in found) ** 0.5 == pytest.approx(whole.figures.grad_norm, rel=1e-5)
@@ -112,10 +111,9 @@ def test_a_step_without_some_samples(tmp_path: Path) -> None:
         run.go_back(saved)
         run.prepare()
         without = run.advance(Change(drop=frozenset({3, 5})))
-        gradient = {name: run.bench.gradient(name).clone() for name in before}
+        gradient = {name: bench.gradient(name).clone() for name in before}
         run.go_back(saved)
         run.prepare()
-        model = run.bench.context.model
         model.zero_grad()
         losses, counts = zip(*(model(*row) for i, row in enumerate(rows) if i not in (3, 5)), strict=True)
         mean = sum(losses) / sum(counts)

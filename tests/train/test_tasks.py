@@ -15,10 +15,10 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
+import model_kit
 from bpe_kit import small
 from mingpt.data.vocabulary import NoTokens, Numbers, TextVocabulary
 from mingpt.errors import TransientError, UserError
-from mingpt.model.gpt2 import GPTModel
 from mingpt.model.language import LanguageModel
 from mingpt.train.harness import Harness, NotMeasured, Stopped
 from mingpt.train.tasks import Tasks, check_text, load_tasks
@@ -31,18 +31,13 @@ from tasks_kit import TASKS, write_tasks
 BLOCK = 32  # shorter than the pages, and than the first question with an answer
 
 
-def vivid(vocab_size: int) -> LanguageModel:
-    torch.manual_seed(1)
-    model = GPTModel(n_layer=2, n_head=2, n_embd=16, block_size=BLOCK).build(vocab_size).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
+def model_of(vocabulary: int) -> LanguageModel:
+    return model_kit.small("gpt", vocabulary, block_size=BLOCK)
 
 
 def harness(vocabulary: TextVocabulary | None = None, world: World = ALONE, batch_size: int = 4) -> Harness:
     vocabulary = vocabulary or small()
-    return Harness(vivid(vocabulary.size), vocabulary, world, nullcontext(), batch_size)
+    return Harness(model_of(vocabulary.size), vocabulary, world, nullcontext(), batch_size)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +68,7 @@ def test_each_answer_is_that_of_lm_evals_own_model(tasks: Tasks, tmp_path: Path)
     from lm_eval.models.huggingface import HFLM
 
     ours, asked = harness(), requests_of(tasks)
-    write_folder(f"{tmp_path}/out", folder_of(vivid(small().size), small()), overwrite=False)
+    write_folder(f"{tmp_path}/out", folder_of(model_of(small().size), small()), overwrite=False)
     theirs = HFLM(pretrained=f"{tmp_path}/out", device="cpu", batch_size=4)
     assert max(len(small().encode(request.args[0])) for request in asked["loglikelihood"]) > BLOCK
     asked["loglikelihood"] += [Instance("loglikelihood", {}, ("", " king"), 0, ("kit_choice", 99, 1))]

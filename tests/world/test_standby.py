@@ -102,17 +102,10 @@ def test_a_fork_is_what_a_cold_start_makes(begin: Begin, capsys: pytest.CaptureF
         assert warm["parent"] == os.getpid()
         assert warm["session"] == warm["group"] == 0
         assert {*map(signal.Signals, warm["blocked"])} >= {*STOP_SIGNALS}
+    adopts = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(37, ctypes.byref(adopts), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
+    assert adopts.value == 0  # no orphan but a worker
     assert capsys.readouterr().out == ""
-
-
-def test_a_worker_that_is_killed_says_by_what(begin: Begin, tmp_path: Path) -> None:
-    worker = forked(begin(), environment(tmp_path / "says", "sleep"))
-    worker.wait(0)
-    assert worker.returncode is None
-    what_it_says(tmp_path / "says")
-    assert Path(f"/proc/{worker.pid}/comm").read_text() == "rank 3\n"
-    os.killpg(worker.pid, signal.SIGKILL)
-    assert ended(worker) == -signal.SIGKILL
 
 
 def test_a_process_with_several_threads_forks_nothing(
@@ -150,6 +143,7 @@ def test_workers_outlive_their_standby(begin: Begin, capsys: pytest.CaptureFixtu
     one = begin()
     worker = forked(one, environment(tmp_path / "says", "sleep"))
     what_it_says(tmp_path / "says")
+    assert Path(f"/proc/{worker.pid}/comm").read_text() == "rank 3\n"
     os.kill(one.process.pid, signal.SIGKILL)
     one.process.wait()
     assert worker.poll() is None
@@ -159,13 +153,6 @@ def test_workers_outlive_their_standby(begin: Begin, capsys: pytest.CaptureFixtu
     assert worker.poll() is None
     os.kill(worker.pid, signal.SIGKILL)
     assert ended(worker) == -signal.SIGKILL
-
-
-def test_the_launcher_adopts_no_orphan_but_a_worker(begin: Begin, tmp_path: Path) -> None:
-    forked(begin(), environment(tmp_path / "says", 0)).wait(60)
-    adopts = ctypes.c_int(-1)
-    ctypes.CDLL(None).prctl(37, ctypes.byref(adopts), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
-    assert adopts.value == 0
 
 
 def test_a_stop_signal_to_all_processes_of_a_job_does_not_end_it(
