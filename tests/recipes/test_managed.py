@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mingpt.launch.managed import run
 from node_kit import wait_until
 from paths_kit import ROOT
 from recipe_kit import REQUIRED, envs, recipe, sky_variables
@@ -60,13 +61,18 @@ def section(folder: Path, **variables: str) -> dict[str, str]:
     ("end", "code"),
     [("exit 0", 0), ("exit 64", 64), ("exit 70", 70), ("exit 75", 75), ("exit 1", 70), ("kill -KILL $$", 70)],
 )
-def test_a_node_ends_with_a_code_that_skypilot_is_told_of(end: str, code: int, tmp_path: Path) -> None:
+def test_a_node_ends_with_a_code_that_skypilot_is_told_of(
+    end: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its preflight, and by its launcher."""
-    for look, launch in ((end, "touch launched"), ("exit 0", f"touch launched; {end}")):
-        (tmp_path / "launched").unlink(missing_ok=True)
-        env = section(tmp_path, LOOK=look, LAUNCH=launch, SKYPILOT_NUM_NODES="1")
-        assert subprocess.run(["bash", "run.sh"], env=env, cwd=tmp_path, timeout=600).returncode == code
-        assert (tmp_path / "launched").exists() == (look == "exit 0")
+    (program := tmp_path / "python").write_text(f"#!/bin/sh\necho $* >>{tmp_path}/log\n[ $2 != $ENDS ] || {end}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    for ends, begun in (("mingpt.preflight", 1), ("mingpt.launch", 2)):
+        (tmp_path / "log").unlink(missing_ok=True)
+        monkeypatch.setenv("ENDS", ends)
+        assert run(["--from-env"]) == code
+        assert (tmp_path / "log").read_text().count(" --from-env\n") == (begun if code else 2)
 
 
 def test_a_node_that_is_asked_to_stop_waits_for_its_launcher(tmp_path: Path) -> None:
@@ -140,11 +146,11 @@ def recovered(codes: list[int]) -> bool:
     return bool(set(codes) & set(resources["job_recovery"]["recover_on_exit_codes"]))
 
 
-def ended(folder: Path, case: tuple[bool, str, int], seconds: float) -> bool:
-    """Whether SkyPilot starts a job again whose second node ends so many seconds after the first."""
+def ended(folder: Path, case: tuple[bool, str, int]) -> bool:
+    """Whether SkyPilot starts a job again whose second node ends half a second after the first."""
     on_slurm, end, first = case
     line, other, _ = ENDS[end]
-    lines = {first: line, 1 - first: f"sleep {seconds}; {other}"}
+    lines = {first: line, 1 - first: f"sleep 0.5; {other}"}
     job = Job(folder, on_slurm, (lines[0], lines[1]))
     job.begin()
     if end == "a lost node":
@@ -153,14 +159,10 @@ def ended(folder: Path, case: tuple[bool, str, int], seconds: float) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.5, *(pytest.param(s, marks=pytest.mark.nightly) for s in (0, 5))])
-def test_a_user_error_ends_a_managed_job_and_all_else_starts_it_again_whichever_node_ends_first(
-    tmp_path: Path, seconds: float
-) -> None:
+def test_a_user_error_ends_a_managed_job_and_all_else_starts_it_again_whichever_node_ends_first(tmp_path: Path) -> None:
     cases = [*product([True], ENDS, (0, 1))]
-    if seconds == 0.5:  # elsewhere; SkyPilot looks at machines there
-        cases += product([False], sorted(ENDS.keys() - {"a lost node"}), (0, 1))
+    cases += product([False], sorted(ENDS.keys() - {"a lost node"}), (0, 1))  # SkyPilot looks at machines there
     with ThreadPoolExecutor(8) as pool:
         folders = [tmp_path / str(number) for number in range(len(cases))]
-        again = pool.map(lambda folder, case: ended(folder, case, seconds), folders, cases)
+        again = pool.map(ended, folders, cases)
         assert dict(zip(cases, again, strict=True)) == {case: ENDS[case[1]][2] for case in cases}
