@@ -27,7 +27,6 @@ SKIPPED = {
     "tests/compute/test_numerics.py": "which bits come out is recorded for some kinds of machines only",
     "tests/frozen/test_frozen.py": "the same",
     "tests/selftest/test_selftest.py": "what a machine without a GPU says",
-    "tests/weights/test_transformers_serve.py": "transformers serve needs Python 3.11",
 }
 
 

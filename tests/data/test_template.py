@@ -141,6 +141,8 @@ def test_an_export_spells_chats_as_training_did(tmp_path: Path, kind: str) -> No
     write_folder(f"{tmp_path}/out", folder_of(ours(vocab_size=vocabulary.size), vocabulary, "chatml"), overwrite=False)
     theirs: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
     letters = kind in ("char", "byte")  # which have no token for an end: a line feed may stand in an answer
+    generation = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert generation.get("eos_token_id") == theirs.eos_token_id  # where a server ends an answer
     assert theirs.eos_token == (None if letters else "<|im_end|>" if kind == "chatml" else "<|endoftext|>")
     assert ("response_template" in theirs.init_kwargs) != letters
     for chat, (found, counts) in zip(CHATS, conversations(source), strict=True):

@@ -31,6 +31,7 @@ MEMBERS = {
     "package-1/../../outside.txt": b"x",
 }
 JOINED = b"last" + b"first second "
+MIX = "data.mix.a={path:data/shakespeare.txt,kind:text} data.mix.b={path:s3://b/x,kind:text,tokens:bpe,tokenizer:data/gpt2}"
 
 
 def sha256(content: bytes) -> str:
@@ -96,15 +97,6 @@ def test_a_deb_is_opened_down_to_its_files() -> None:
     assert fetch.read(b"!<arch>\n" + b"data.tar.gz".ljust(60) + ARCHIVE, ("d.txt",)) == b"last"
 
 
-@pytest.mark.usefixtures("mirror")
-def test_unexpected_content_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
-    wrong = dataclasses.replace(CORPUS.texts[1], sha256=sha256(b"expected"))
-    corpus = dataclasses.replace(CORPUS, texts=(CORPUS.texts[0], wrong))
-    with pytest.raises(TransientError, match=rf"^one\.txt .*{sha256(b'last')}"):
-        fetch.fetch(corpus, tmp_path / "data")
-    assert not (tmp_path / "data").exists()
-
-
 @pytest.mark.parametrize("content", [packed({}), ARCHIVE + bytes(1000)], ids=["empty", "longer"])
 def test_another_archive_than_the_pinned_one_is_not_opened(
     content: bytes, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
@@ -166,6 +158,7 @@ def test_what_a_package_manager_downloads_is_checked_too(tmp_path: Path, monkeyp
         ("experiment=mnist data.path=data/../data/mnist/", "mnist"),
         ("experiment=mnist data.path=data", ""),
         ("experiment=mine --config-dir=. seed=2", ""),
+        (f"data=mix {MIX}", "shakespeare gpt2-vocabulary"),
     ],
 )
 def test_what_a_run_reads_is_fetched(
@@ -195,10 +188,12 @@ def test_a_slip_is_a_mistake(arguments: str, tmp_path: Path, monkeypatch: pytest
         ("", "tensorboard"),
         ("track=[]", ""),
         ("track=[trackio,wandb]", "trackio wandb"),
-        ("track=[mlflow,tensorboard]", "mlflow tensorboard"),
         ("data=gpt2 data.path=data/shakespeare.txt", "bpe tensorboard"),
         ("experiment=gpt2_124m data.path=hf://datasets/me/tokens", "bpe hf tensorboard"),
         ("train.eval_tasks=[hellaswag]", "eval tensorboard"),
+        ("model=gpt2 model.init_from=me/model", "hf tensorboard"),
+        ("data.tokens=bpe data.tokenizer=me/model", "bpe hf tensorboard"),
+        (f"data=mix {MIX}", "bpe s3 tensorboard"),
         ("experiment=mnist data.path=s3://bucket/mnist", "s3 tensorboard"),
         ("data=gpt2 data.path=https://host/book.txt run.dir=gs://bucket/run", "bpe gcs http tensorboard"),
         ("run.dir=az://container/run data=shards data.path=abfs://container/data", "azure bpe tensorboard"),

@@ -134,13 +134,6 @@ def test_a_template_is_had_by_name(hub: Hub) -> None:
     assert "hf" in extras(configured(*bpe, f"data.template={NAME}"))
 
 
-@pytest.mark.usefixtures("hub")
-def test_set_up_installs_the_client_for_names_of_the_hub(text: Path) -> None:
-    bpe = ("data=text", "data.tokens=bpe", f"data.path={text}")
-    named = configured("model=gpt2", f"model.init_from={NAME}", f"data.path={text}")
-    assert "hf" in extras(named) & extras(configured(*bpe, f"data.tokenizer={NAME}"))
-
-
 def test_a_run_starts_from_an_export_on_the_hub_as_from_one_in_a_folder(
     hub: Hub, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
