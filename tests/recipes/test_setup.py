@@ -138,19 +138,16 @@ def test_of_two_nodes_that_share_a_folder_one_installs_and_the_other_waits(machi
     assert machine.calls() == [*MAKE, *install(), *LOOK, *LOOK, *LOOK]
 
 
-def test_without_uv_python_makes_the_environment(tmp_path: Path) -> None:
+def test_without_uv_python_makes_the_environment_and_uv_is_found_where_skypilot_puts_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.has("python3")
     assert machine.set_up() == ["python3 -m venv .venv", *install(), *LOOK]
     assert machine.set_up() == LOOK
-
-
-def test_uv_is_found_where_skypilot_puts_it(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.bin = machine.folder / ".local/bin"  # HOME is the folder
+    shutil.rmtree(machine.folder / ".venv")
+    on_the_path, machine.bin = machine.bin, machine.folder / ".local/bin"  # HOME is the folder
     machine.bin.mkdir(parents=True)
     machine.has("uv")
-    machine.bin = tmp_path / "bin"
+    machine.bin = on_the_path
     assert machine.set_up() == [*MAKE, *install(), *LOOK]
 
 
