@@ -101,13 +101,6 @@ def test_what_is_no_vocabulary_is_a_mistake(tmp_path: Path, files: dict[str, str
     assert str(error.value).isprintable()
 
 
-def test_a_vocabulary_can_lie_anywhere(tmp_path: Path) -> None:
-    folder = bpe_kit.write_gpt2(tmp_path)
-    expected = bpe_kit.small()
-    assert read_tokenizer(f"file://{folder}", "key") == expected
-    assert read_tokenizer(str(folder / "vocab.bpe"), "key") == expected
-
-
 def test_the_page_trains_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("the king and the queen\n" * 100)

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-import bpe_kit
-from mingpt.data.bpe import END_OF_TEXT
 from mingpt.data.chat import ChatData, open_chat
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, TextVocabulary
@@ -72,18 +70,6 @@ def test_what_is_too_long_is_left_out_and_told(tmp_path: Path, capsys: pytest.Ca
     for lines in (ASKED, []):
         with pytest.raises(UserError):
             chat(tmp_path, *lines, block_size=7)
-
-
-def test_an_answers_first_word_has_its_blank_in_one_token(tmp_path: Path) -> None:
-    """As long as the tokenizer has such tokens: one that was written anew makes new ones."""
-    bpe_kit.write_gpt2(tmp_path)
-    for merges, answer in ((len(bpe_kit.MERGES), [" the", " king"]), (3, [" the", *" king"])):
-        (tmp_path / "vocab.bpe").write_text("\n".join(bpe_kit.MERGES[:merges]))
-        line = {"prompt": "who?", "answer": "the king"}
-        source = chat(tmp_path, line, tokens="bpe", tokenizer=f"{tmp_path}/vocab.bpe", val_fraction=0)
-        targets = source.train[[0]][1]
-        assert isinstance(source.vocabulary, TextVocabulary)
-        assert [source.vocabulary.decode([i]) for i in targets[targets != IGNORE].tolist()] == [*answer, END_OF_TEXT]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-"""examples/images: the files' formats, what is wrong with them, shifts, and a model that learns to classify."""
+"""examples/images: the files' formats, what is wrong with them, and shifts."""
 
 import gzip
-import math
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,6 @@ import torch
 from examples.images import files
 from image_kit import cifar_files, write_archive, write_cifar, write_idx
 from mingpt.errors import UserError
-from mingpt.metrics import read_metrics
-from mingpt.train.attempt import attempt
-from mingpt.world.lifetime import Lifetime
 
 TINY = ("model.side=8", "model.width=4", "model.stages=1", "batch.global_size=8", "batch.micro_size=4")
 
@@ -60,17 +56,3 @@ def test_what_is_wrong_with_files_is_said(tmp_path: Path, name: str, content: by
         files.source(str(folder), 4)
     with pytest.raises(UserError, match=f"^data.path={tmp_path}: no images there"):
         files.source(str(tmp_path), 4)
-
-
-def test_where_the_files_lie_is_no_part_of_the_experiment_and_the_figures_have_the_accuracy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same run goes on with the same files in another folder."""
-    for name, steps in (("a", 6), ("b", 12)):
-        where = f"data.path={write_idx(tmp_path / name)}"
-        more = (where, f"run.dir={tmp_path}/run", f"train.max_steps={steps}", "train.eval_every=6", "train.log_every=6")
-        assert attempt(["experiment=mnist", *TINY, *more, "schedule.decay_steps=12"], Lifetime()) == 0
-    assert "resumed from step 6 of" in capsys.readouterr().out
-    rows = [row["val_accuracy"] for row in read_metrics(str(tmp_path / "run")) if "val_accuracy" in row]
-    assert len(rows) == 2
-    assert all(math.isclose(row * 21, round(row * 21)) for row in rows)

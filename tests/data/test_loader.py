@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.data import loader
@@ -76,20 +75,3 @@ def test_a_connection_that_ends_while_all_live_stays_what_it_is(monkeypatch: pyt
 
     with pytest.raises(ConnectionResetError, match=r"^by a store$"):
         next(loader._raised(map(read, [0]), [waiting()]))
-
-
-def test_a_process_that_ended_while_others_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dies(DataLoader[Any]):
-        def __iter__(self) -> Any:
-            batches = super().__iter__()
-            with suppress(RuntimeError):
-                first = multiprocessing.active_children()[0]
-                first.kill()
-                first.join()
-            return batches
-
-    monkeypatch.setattr(loader, "DataLoader", Dies)
-    with pytest.raises(
-        RuntimeError, match=r"^DataLoader worker \(pid unknown\) has ended before the last one had started$"
-    ):
-        loader.load(SAMPLES, WORK, 2, 600.0, torch.device("cpu"))

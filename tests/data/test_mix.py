@@ -16,8 +16,6 @@ from mingpt.data.mixture import MixedSamples, MixedSplit
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.text import TextData
 from mingpt.errors import TransientError, UserError
-from mingpt.prepare.extras import extras
-from mingpt.prepare.fetch import corpora_for
 from mingpt.train.resume import changed
 from told import Told
 
@@ -123,20 +121,6 @@ def test_all_components_that_cannot_be_read_are_named_at_once(two: tuple[str, ..
         "data.mix.code.path=neither", "data.mix.web.path=nowhere"
     ]  # fmt: skip
     assert missing_places(config, missing.value.problems) == []
-
-
-def test_what_other_rooms_ask_of_the_data_is_that_of_the_components(two: tuple[str, ...]) -> None:
-    config = configured(*two, "data.mix.web.tokens=bpe", "data.mix.web.tokenizer=data/gpt2",
-                        "data.mix.code.path=data/shakespeare.txt")  # fmt: skip
-    assert config.data.places() == {
-        "data.mix.code.path": "data/shakespeare.txt",
-        "data.mix.web.tokenizer": "data/gpt2",
-        "data.mix.web.path": "WEB",
-    }
-    assert {text.name for corpus in corpora_for(config) for text in corpus.texts} >= {"shakespeare.txt"}
-    assert extras(config) >= {"bpe"}
-    assert config.data.encoders() == ("tokenizers",)
-    assert config.data.vocabulary_size() == 50257
 
 
 # --- resume, and a stranger's snapshot ---

@@ -119,15 +119,6 @@ def test_shards_are_fetched_into_a_bounded_folder(tmp_path: Path, remote: str, l
         assert cached(tmp_path).keys() == {shard.sha256 for shard in shards}
 
 
-def test_the_least_recently_used_goes_first(tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingpt.data.shardcache.TOUCH_SECONDS", 0)
-    shards = write(tmp_path / "remote" / "set").of("train")
-    source = opened(remote, tmp_path, cache_bytes=1400, stride=300)
-    for sample in (0, 1, 0, 2):  # one of each shard: two have room
-        assert source.train[[sample]][0].shape == (1, 16)
-    assert cached(tmp_path).keys() == {shards[0].sha256, shards[2].sha256}
-
-
 @pytest.mark.parametrize("kind", ["flipped", "truncated", "missing"])
 def test_a_damaged_shard_is_a_mistake_and_not_kept(tmp_path: Path, remote: str, kind: str, told: Told) -> None:
     _, damaged, *_ = write(folder := tmp_path / "remote" / "set").shards

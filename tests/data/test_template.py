@@ -20,12 +20,13 @@ from told import Told
 from weights_kit import ours
 
 # White space at borders, a message that spells a special token, answers in a row, thoughts.
-IN_A_ROW = [("user", "é 漢 <|endoftext|>"), ("assistant", "  lo "), ("assistant", "lon 🙂"), ("user", "User: ")]
+IN_A_ROW = [("user", "é 漢"), ("assistant", "  lo "), ("assistant", "lon 🙂"), ("user", "User: ")]
 CHATS = [
     [("user", "the king?"), ("assistant", "in woe")],
     [("system", " Be long. \n"), ("user", " woe \n\n"), ("assistant", "the\n1"), ("user", "\n"), ("assistant", " lo ")],
     IN_A_ROW,
     [("user", "1"), ("assistant", "the king"), ("user", "!"), ("assistant", "\n\nthe")],
+    [("user", "<|endoftext|>"), ("assistant", "1")],
 ]
 
 
@@ -129,27 +130,33 @@ def test_tokens_and_answers_are_those_of_transformers(tmp_path: Path, form: str)
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "tokenizer.json", "chatml"])
-def test_an_export_spells_chats_as_training_did(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("template", ["chatml", "plain"])
+def test_an_export_spells_chats_as_training_did(tmp_path: Path, kind: str, template: str) -> None:
     """In ChatML; where no token ends a message, the end of a text does."""
     bpe = bpe_kit.write_gpt2(tmp_path / "gpt2") if kind == "gpt2" else tmp_path / "tokenizer"
     bpe_kit.write_tokenizer(tmp_path / "tokenizer", *(CHATML_TOKENS if kind == "chatml" else ()))
     tokens = {"tokens": kind} if kind in ("char", "byte") else {"tokens": "bpe", "tokenizer": str(bpe)}
-    source = opened(tmp_path, CHATS, template="chatml", **tokens)
+    letters = kind in ("char", "byte")  # which have no token for an end: a line feed may stand in an answer
+    chats = CHATS[: None if letters or template == "chatml" else -1]  # there "<|endoftext|>" is the end of a text
+    source = opened(tmp_path, chats, template=template, **tokens)
     vocabulary = source.vocabulary
     assert isinstance(vocabulary, TextVocabulary)
     assert vocabulary_of(vocabulary.to_json()) == vocabulary
-    write_folder(f"{tmp_path}/out", folder_of(ours(vocab_size=vocabulary.size), vocabulary, "chatml"), overwrite=False)
+    write_folder(f"{tmp_path}/out", folder_of(ours(vocab_size=vocabulary.size), vocabulary, template), overwrite=False)
     theirs: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
-    letters = kind in ("char", "byte")  # which have no token for an end: a line feed may stand in an answer
-    assert theirs.eos_token == (None if letters else "<|im_end|>" if kind == "chatml" else "<|endoftext|>")
-    assert ("response_template" in theirs.init_kwargs) != letters
-    for chat, (found, counts) in zip(CHATS, conversations(source), strict=True):
+    generation = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert generation.get("eos_token_id") == theirs.eos_token_id  # where a server ends an answer
+    endless = letters and template == "chatml"
+    assert (theirs.eos_token is None, "response_template" in theirs.init_kwargs) == (endless, not endless)
+    for chat, (found, counts) in zip(chats, conversations(source), strict=True):
         assert theirs.apply_chat_template(messages(chat))["input_ids"] == found
         last = [t for t, counted in zip(found, counts, strict=True) if counted][-1]
-        assert letters or last == theirs.eos_token_id
-    asked = messages([("user", "the king?")])
-    prompt = theirs.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-    assert vocabulary.encode(prompt) == theirs.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+        assert theirs.eos_token_id in (None, last)
+    asked, given = messages(CHATS[0][:1]), {"add_generation_prompt": True}
+    ids = theirs.apply_chat_template(asked, **given)["input_ids"]
+    assert ids == conversations(source)[0][0][: len(ids)]
+    if template == "chatml":
+        assert vocabulary.encode(theirs.apply_chat_template(asked, tokenize=False, **given)) == ids
 
 
 def test_new_runs_have_chatml_and_a_config_without_the_key_is_of_before(tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
-"""mingpt.data.windows: what is trained on, what is validated on, and that they never meet."""
+"""mingpt.data.windows: what is trained on, and what is validated on. (test_text.py: that they never meet.)"""
 
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingpt.data.text import TextData
 from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset
 from mingpt.model.language import IGNORE
 
@@ -50,15 +48,3 @@ def test_every_target_of_the_split_counts_exactly_once(
     # All but the first token of the split, which nothing precedes
     assert counted == list(range(start + 1, start + length))
     assert pieces.targets == len(counted)
-
-
-@pytest.mark.parametrize(("val_fraction", "border"), [(0.0, 103), (0.5, 52)])
-def test_no_training_sample_touches_a_validation_token(tmp_path: Path, val_fraction: float, border: int) -> None:
-    path = tmp_path / "source.txt"
-    path.write_text("".join(chr(0x4E00 + i) for i in range(103)), encoding="utf-8")  # the token i is at i
-    text = TextData(path=str(path), cache_dir=f"{tmp_path}/cache", val_fraction=val_fraction).open(7, 8)
-    tokens, targets = text.train[range(len(text.train))]
-    assert {*tokens.flatten().tolist(), *targets.flatten().tolist()} == set(range(border))
-    split = text.validation
-    validated = [t for i in range(len(split)) for t in split[i][1].flatten().tolist() if t != IGNORE]
-    assert validated == list(range(border + 1, 103))

@@ -52,7 +52,6 @@ class Hub:
     carried: list[str] = field(default_factory=list)  # what came to the CDN as Authorization
     failing: int = 0  # the status that is answered in place of a file
     writer: str = ""  # the token that may push; empty: nobody may
-    uploads: dict[str, bytes] = field(default_factory=dict)  # by sha256, of large files
     listing: Event = field(default_factory=Event)  # no folder is listed before
 
 
@@ -79,11 +78,6 @@ class _Handler(Quiet):
                 self.create(json.loads(body))
             case ["api", "models", owner, name, "preupload", _]:
                 self.preupload(json.loads(body)["files"])
-            case [owner, name, "info", "lfs", "objects", "batch"]:
-                self.batch(json.loads(body)["objects"])
-            case ["lfs", oid]:
-                self.hub.uploads[oid] = body
-                self.answer(200)
             case ["api", "models", owner, name, "commit", "main"]:
                 self.push(f"{owner}/{name}", [json.loads(line) for line in body.splitlines()])
             case ["datasets", owner, name, "resolve", revision, *rest] | [owner, name, "resolve", revision, *rest]:
@@ -100,8 +94,8 @@ class _Handler(Quiet):
 
     do_HEAD = do_POST = do_PUT = do_GET
 
-    def json(self, fields: object) -> None:
-        self.answer(200, json.dumps(fields).encode(), Content_Type="application/json")
+    def json(self, fields: object, code: int = 200) -> None:
+        self.answer(code, json.dumps(fields).encode(), Content_Type="application/json")
 
     def create(self, wanted: Mapping[str, str]) -> None:
         name = f"{wanted['organization']}/{wanted['name']}"
@@ -111,7 +105,7 @@ class _Handler(Quiet):
             if made:
                 repository.commit({".gitattributes": b""})
             about = {"url": f"http://{self.headers['Host']}/{name}", "name": name, "type": "model", "id": name}
-            self.answer(200 if made else 409, json.dumps(about).encode(), Content_Type="application/json")
+            self.json(about, 200 if made else 409)
 
     def may_write(self) -> bool:
         may = bool(self.hub.writer) and self.headers.get("Authorization") == f"Bearer {self.hub.writer}"
@@ -120,15 +114,8 @@ class _Handler(Quiet):
         return may
 
     def preupload(self, files: list[dict[str, str]]) -> None:
-        large = {True: "lfs", False: "regular"}
-        modes = [{"path": f["path"], "uploadMode": large[f["path"].endswith(".safetensors")]} for f in files]
         if self.may_write():
-            self.json({"files": [mode | {"shouldIgnore": False} for mode in modes]})
-
-    def batch(self, objects: list[dict[str, object]]) -> None:
-        if self.may_write():
-            there = [f | {"actions": {"upload": {"href": f"{self.hub.cdn}/lfs/{f['oid']}"}}} for f in objects]
-            self.json({"transfer": "basic", "objects": there})
+            self.json({"files": [f | {"uploadMode": "regular", "shouldIgnore": False} for f in files]})
 
     def push(self, name: str, operations: list[dict[str, Any]]) -> None:
         if self.may_write():
@@ -141,8 +128,6 @@ class _Handler(Quiet):
                         repository.messages.append(about["summary"])
                     case "file":
                         files[about["path"]] = base64.b64decode(about["content"])
-                    case "lfsFile":
-                        files[about["path"]] = self.hub.uploads[about["oid"]]
             sha = repository.commit(files)
             self.json({"commitUrl": f"http://{self.headers['Host']}/{name}/commit/{sha}", "commitOid": sha})
 

@@ -21,7 +21,7 @@ class Folder(Quiet, SimpleHTTPRequestHandler):
 def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
     """The server's URL. Its threads do not outlive the process."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # seconds within which it notices the end
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:

@@ -17,7 +17,6 @@ from lab_kit import (
     needs_lab,
     on,
     read_history,
-    run,
     shared,
     sky,
     undisturbed,
@@ -104,30 +103,6 @@ def test_scaled_to_sixteen_processes_by_the_command_line_alone(alone: str, clust
     assert "16 processes on cpu (gloo), 16 microbatches of 4 x 32 tokens" in done.stdout
     assert digest(run_dir) == alone
     assert statuses(cluster) == {"1": "SUCCEEDED"}
-
-
-@pytest.mark.slow
-def test_the_rendezvous_recipe_on_a_cluster_of_its_own_then_the_static_one_there(alone: str) -> None:
-    sky("down", "-y", "train-rdzv", check=False)
-    elastic, static = shared("rdzv-first"), shared("static-second")
-    two = ("--num-nodes", "2", "--gpus", "L4:2")
-    sky("launch", "-y", "-c", "train-rdzv", "recipes/train-rdzv.yaml", *two, *training(elastic))
-    assert digest(elastic) == alone
-    sky("exec", "train-rdzv", "recipes/train.yaml", *two, *training(static))
-    assert digest(static) == alone
-    sky("down", "-y", "train-rdzv")
-
-
-@pytest.mark.slow
-def test_a_killed_process_fails_the_static_job_in_bounded_time(cluster: str) -> None:
-    run_dir = shared("killed")
-    long = training(run_dir, "train.max_steps=100000")
-    sky("launch", "-y", "-d", "-c", cluster, "recipes/train.yaml", "--num-nodes", "2", "--gpus", "L4:2", *long)
-    wait_until(lambda: any(run_dir.glob("snapshots/step-*/manifest.json")), "a snapshot", 900)
-    nodes = on("login", "squeue", "-h", "-o", "%N").split()
-    (first, *_) = on("login", "scontrol", "show", "hostnames", nodes[0]).split()
-    run("bash", "-c", f"tests/lab/on.sh {first} pkill -KILL -o -f 'python -u -m mingpt.train'")
-    wait_until(lambda: statuses(cluster) == {"1": "FAILED"}, "the job has failed", 600)
 
 
 MANAGED = (*SMALL, "train.max_steps=400")

@@ -265,11 +265,3 @@ def test_a_lost_head_is_a_requeue(recipe: str, alone: str, project: Path, jobs: 
     experiment = "shakespeare_char" if recipe == "gloo" else "shakespeare_10m"
     undisturbed(tmp_path, experiment, (*overrides, f"train.max_steps={step + 1}"))
     assert digest_at(run, step) == digest_at(tmp_path / "alone", step)
-
-
-def test_the_batch_shell_is_told_to_use_srun(project: Path, jobs: list[Job]) -> None:
-    script = f"{sys.prefix}/bin/python -m mingpt.launch"
-    number = as_user(project, "sbatch", "--parsable", "--nodes=2", "--output=shell_%j.out", f"--wrap={script}").strip()
-    jobs.append(Job(number, project, "shell"))
-    assert jobs[-1].wait() == ("FAILED", "64")
-    assert "start it on each with `srun --ntasks-per-node=1 mingpt launch …`" in jobs[-1].log()

@@ -69,11 +69,8 @@ def test_all_seconds_add_up_to_the_wall_clock(tmp_path: Path) -> None:
         ([(0, 0), (10, 1), (20, 2)], [(1, 0, 20, 0, 110), (2, 10, 20, 50, 80), (3, 20, 30, 120, 150)], 50, 10),
         # What a rewind gave up was trained for nothing.
         ([(0, 0), (20, 1), (20, 2)], [(1, 0, 100, 0, 110), (3, 20, 30, 110, 130)], 80, 0),
-        # Attempt 3 went on from what attempt 1 had left, as if there had been no attempt 2.
-        ([(0, 0), (10, 1), (30, 1)], [(1, 0, 30, 0, 40), (2, 10, 20, 40, 60), (3, 30, 40, 60, 80)], 10, 0),
         # An attempt that was killed before it noted anything has what the next one found.
         ([(0, 0), (40, 1)], [(1, 0, 0, 0, 20), (2, 40, 50, 100, 120)], 0, 80),
-        ([], [(1, 0, 10, 0, 20)], 0, 0),
     ],
 )
 def test_what_was_trained_for_nothing(

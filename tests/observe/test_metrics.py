@@ -51,7 +51,6 @@ def test_a_newer_attempt_replaces_what_older_ones_have_measured_beyond_its_first
     ("claims", "kept"),
     [
         # Attempt 2 says itself that it goes on from step 12; then a rewind to step 15, which measures nothing.
-        ([(0, 0, (10, 20, 30)), (12, 1, (20,))], [(1, 10), (2, 20)]),
         ([(0, 0, (10, 20, 30)), (12, 1, (20,)), (15, 1, ())], [(1, 10)]),
         # Attempt 2 died; attempt 3 found what attempt 1 had left in a node's memory.
         ([(0, 0, (10, 20, 30)), (12, 1, (20,)), (30, 1, (40,))], [(1, 10), (1, 20), (1, 30), (3, 40)]),

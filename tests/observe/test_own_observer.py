@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from config_kit import configured, problems
+from config_kit import problems
 from mingpt.metrics import read_metrics
 from mingpt.observe import own
 from mingpt.observe.events import AttemptEnded
@@ -79,8 +79,3 @@ def test_what_fails_quits_or_hangs_is_told_and_changes_nothing(
 @pytest.mark.parametrize("given", ["no_such.Thing", "own_kit.Linear", "own_kit.NotMade, why: 3"])
 def test_what_cannot_be_an_observer_is_a_mistake_before_anything_starts(given: str, told: Told) -> None:
     told(problems(f"observers=[{{_target_: {given}}}]"))
-
-
-def test_observers_affect_no_result_and_their_keys_are_arguments() -> None:
-    config = configured("observers=[{_target_: own_kit.NotMade, reason: x, run_dir: y}]")
-    assert config.model_dump()["observers"] == [{"_target_": "own_kit.NotMade", "reason": "x", "run_dir": "y"}]

@@ -9,7 +9,6 @@ import pytest
 
 from mingpt.observe import runfile
 from mingpt.observe.runfile import RunFile
-from node_kit import wait_until
 
 
 def test_a_disk_that_is_full_costs_nothing_and_no_run(tmp_path: Path) -> None:
@@ -45,16 +44,6 @@ def test_a_file_that_is_replaced_is_whole_at_any_time(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in said] == ["LEDGER can't be written", "ledger is written again"]
     assert (tmp_path / "ledger/a.json").read_bytes() == b"third"
     assert [p.name for p in (tmp_path / "ledger").iterdir()] == ["a.json"]
-
-
-def test_the_first_content_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attempt that is killed in its first second has an account."""
-    monkeypatch.setattr(runfile, "LOCAL_SECONDS", 3600)
-    file = RunFile(str(tmp_path), "a.json", print, "ledger", replaced=True)
-    file.replace(b"first")
-    wait_until((tmp_path / "a.json").exists, "the first content")
-    assert (tmp_path / "a.json").read_bytes() == b"first"
-    file.close()
 
 
 def test_a_bucket_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config_kit import configured
 from hook_kit import hook
 from mingpt.errors import FINISHED
-from mingpt.observe.events import AttemptEnded, BitsDiffer, SnapshotCommitted, StepDone
-from mingpt.observe.trace import RECORD, SameBits
-from mingpt.snapshot.attempts import RunRecord
+from mingpt.observe.trace import RECORD
 from mingpt.snapshot.lineage import rewind
 from mingpt.snapshot.store import Store
 
@@ -52,15 +49,3 @@ def test_what_was_changed_may_differ(
         again(tmp_path, number)
         assert train("train.max_steps=20", changed, "resume.changed=true") == FINISHED
     assert "ALARM" not in capsys.readouterr().out
-
-
-def test_events_of_other_threads_compare_nothing() -> None:
-    """Those of the snapshots' writers: the main thread may be about to compare a step. reduce=fast reads no others."""
-    differ = list[BitsDiffer]()
-    same = SameBits(configured("reduce=fast"), RunRecord(2, None, {}), print, differ.append, print)
-    same._thread.join(60)
-    same._before, same._new = {2: (1, 2.0, 1 / 3)}, [StepDone(2, 3.0, 1 / 3)]
-    same.on(SnapshotCommitted(2, "d", 0.1))
-    assert differ == []
-    same.on(AttemptEnded(2, True, None))
-    assert [(event.step, event.loss) for event in differ] == [(2, (2.0, 3.0))]

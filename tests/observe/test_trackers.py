@@ -146,7 +146,9 @@ def ends(run_dir: str) -> tuple[str, int]:
 @pytest.mark.slow
 def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> None:
     """All four in one test: each takes seconds to import."""
-    run_dir, names = str(tmp_path), list(trackers.TRACKERS)
+    run_dir, names, failed = f"{tmp_path}/run", list(trackers.TRACKERS), f"{tmp_path}/failed"
+    Trackers(names, about(failed, 1, 0), print).on(AttemptFailed(1, CRASHED, "RuntimeError", "gone"))
+    assert ends(failed) == ("FAILED", 1)
     train(names, run_dir, 1, 0, FIRST)
     assert ends(run_dir) == ("KILLED", 1)  # stopped
     time.sleep(1.1)  # W&B names a folder by the second
@@ -172,12 +174,7 @@ def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> No
         assert READERS[name](run_dir) == known, name
 
 
-def test_a_failed_attempt_has_failed_in_the_trackers_too(tmp_path: Path) -> None:
-    curves = Trackers(["wandb", "mlflow"], about(str(tmp_path), 1, 0), print)
-    curves.on(AttemptFailed(1, CRASHED, "RuntimeError", "gone"))
-    assert ends(str(tmp_path)) == ("FAILED", 1)
-
-
+@pytest.mark.slow
 def test_wandb_gets_no_secret_of_the_command_line(tmp_path: Path) -> None:
     """A process of its own: W&B reads the command line once in a process."""
     script = f"""

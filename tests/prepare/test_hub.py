@@ -14,7 +14,6 @@ from pyarrow import parquet
 import hub_kit
 from hub_kit import Hub, Repository
 from mingpt import cli
-from mingpt import hub as client
 from mingpt.errors import TransientError, UserError
 from prepare_kit import files, into, jsonl, killed, prepared, some_texts
 from told import Told
@@ -111,20 +110,6 @@ def test_a_wrong_address_is_a_clear_mistake(tmp_path: Path, hub: Hub, source: st
     hub.repositories["me/gated"] = Repository(gated=True)
     with told.mistake(commit):
         prepared([source], tmp_path / "out")
-
-
-@pytest.mark.usefixtures("hub")
-def test_an_address_that_is_none_shows_its_form(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^SOURCES=hf://: not hf://datasets/OWNER/NAME"):
-        prepared(["hf://"], tmp_path / "out")
-
-
-@pytest.mark.usefixtures("hub")
-def test_without_the_client_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    client.set_up.cache_clear()
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"^SOURCES=.*pip install -e '\.\[hf\]'"):
-        prepared([f"{DATA}/a.jsonl"], tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.jsonl.gz"])

@@ -1,61 +1,10 @@
-"""The locks, and pip with them: recipes/install.sh trusts `-c constraints.txt` to refuse what has not its hash."""
+"""The locks: pip, whose version they have, installs nothing that has not one of their hashes."""
 
-import hashlib
-import os
 import re
-import sys
-import zipfile
-from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT, ran
-
-
-def wheel(folder: Path, name: str, summary: str = "", needs: str = "") -> str:
-    """A tiny wheel; the lines for it in a lock."""
-    path, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
-    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{summary}{needs}"
-    kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    with zipfile.ZipFile(path, "w") as archive:
-        for file, text in {f"{name}.py": "", f"{info}/METADATA": about, f"{info}/WHEEL": kind}.items():
-            archive.writestr(file, text)
-        archive.writestr(f"{info}/RECORD", "")
-    return f"{name}==1.0 \\\n    --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
-
-
-@pytest.mark.parametrize(
-    ("change", "said", "installed"),
-    [("nothing", "", ["mg_sure.py", "mg_top.py"]), ("exchanged", "DO NOT MATCH THE HASHES", []), ("lacking", "mg", [])],
-)
-def test_pip_installs_what_the_lock_has_and_nothing_else(
-    change: str, said: str, installed: list[str], tmp_path: Path
-) -> None:
-    (index := tmp_path / "index").mkdir()
-    top = wheel(index, "mg_top", needs="Requires-Dist: mg-sure\n")
-    sure = wheel(index, "mg_sure")
-    if change == "exchanged":
-        wheel(index, "mg_sure", "Summary: not what the lock has seen\n")
-    lock = tmp_path / "lock.txt"
-    lock.write_text(top + (sure if change != "lacking" else ""))
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
-    env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PIP_CONFIG_FILE": os.devnull}
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--target",
-        str(tmp_path / "to"),
-        "-c",
-        str(lock),
-        "mg_top",
-    ]
-    done = ran(command, env=env)
-    assert (done.returncode == 0) == (change == "nothing")
-    assert said in done.stderr
-    assert sorted(path.name for path in (tmp_path / "to").glob("*.py")) == installed
+from paths_kit import ROOT
 
 
 def entries(name: str) -> list[str]:

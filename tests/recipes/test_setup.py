@@ -20,7 +20,7 @@ TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "pas
 PYTHON = """#!/bin/sh
 case "$*" in *base_prefix*) [ ! -e .venv/half ]; exit $? ;; esac
 echo "python $*" >>log
-case "$*" in *constraints-cpu.txt) exit 1 ;; *-m\\ pip*) sleep 0.1; [ ! -e broken ]; exit $? ;; esac
+case "$*" in *constraints-cpu.txt) exit 1 ;; *-m\\ pip*) sleep 0.02; [ ! -e broken ]; exit $? ;; esac
 case "$*" in *import\\ torch*) exit 1 ;; esac
 case "$*" in *mingpt.prepare.extras*) [ -z "$REAL" ] || exec "$REAL" "$@" ;; esac
 case "$*" in *mingpt.prepare.extras*) set -- "$@" "$EXPERIMENT $RUN_DIR $OVERRIDES" ;; esac
@@ -138,19 +138,16 @@ def test_of_two_nodes_that_share_a_folder_one_installs_and_the_other_waits(machi
     assert machine.calls() == [*MAKE, *install(), *LOOK, *LOOK, *LOOK]
 
 
-def test_without_uv_python_makes_the_environment(tmp_path: Path) -> None:
+def test_without_uv_python_makes_the_environment_and_uv_is_found_where_skypilot_puts_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.has("python3")
     assert machine.set_up() == ["python3 -m venv .venv", *install(), *LOOK]
     assert machine.set_up() == LOOK
-
-
-def test_uv_is_found_where_skypilot_puts_it(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.bin = machine.folder / ".local/bin"  # HOME is the folder
+    shutil.rmtree(machine.folder / ".venv")
+    on_the_path, machine.bin = machine.bin, machine.folder / ".local/bin"  # HOME is the folder
     machine.bin.mkdir(parents=True)
     machine.has("uv")
-    machine.bin = tmp_path / "bin"
+    machine.bin = on_the_path
     assert machine.set_up() == [*MAKE, *install(), *LOOK]
 
 
@@ -164,17 +161,14 @@ TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 PACKAGES = (*TRACKERS, "s3fs", "gcsfs", "adlfs", "tokenizers", "pyarrow", "huggingface_hub", "lm_eval")
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "serve"])
-def test_the_set_up_of_each_recipe_installs_the_trackers_of_its_run(name: str, tmp_path: Path) -> None:
+def test_a_recipes_set_up_installs_what_its_run_needs(machine: Machine) -> None:
     """Nothing but the package's own requirements is there when it looks for what to install."""
-    machine = Machine(tmp_path)
-    machine.has("uv")
     (machine.folder / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({PACKAGES}))")
     env = {
-        **envs(name, RUN_DIR="s3://b/run", OVERRIDES="track=[wandb,mlflow]"), "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+        **envs("serve", RUN_DIR="s3://b/run", OVERRIDES="track=[wandb,mlflow]"), "MLFLOW_TRACKING_URI": "http://mlflow:5000",
         "PATH": str(machine.bin), "HOME": str(machine.folder), "REAL": sys.executable,
         "PYTHONPATH": f"{machine.folder}:{ROOT}",
     }  # fmt: skip
-    script = str(recipe(name)["setup"])
+    script = str(recipe("serve")["setup"])
     subprocess.run([machine.bin / "bash", "-c", script], env=env, cwd=machine.folder, check=True, timeout=600)
     assert install("mlflow,s3,wandb")[-1] in machine.calls()

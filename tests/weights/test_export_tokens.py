@@ -1,4 +1,4 @@
-"""The exported tokenizer and chat template give transformers the tokens that the run was trained on."""
+"""The exported tokenizer gives transformers the tokens that the run was trained on. (Chats: data/test_template.py.)"""
 
 import json
 from pathlib import Path
@@ -9,7 +9,6 @@ from transformers import AutoTokenizer
 
 import bpe_kit
 from mingpt.data.bpe import HuggingFaceTokens
-from mingpt.data.chat import end_of_answer, messages_of, plain
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary
 from mingpt.weights.writing import folder_of, write_folder
 from weights_kit import ours
@@ -19,19 +18,12 @@ ODD = (
     "🙂🏽‍👩‍👧 \u200b\u00a0\u2028x", "<|endoftext|> </s>",
     "it's 12,345.678 … I'LL", "\x00\x1f\x7f", "\n", " ", "ﬁ Ǆ ß ſ İ",
 )  # fmt: skip
-# White space where one text ends and the next begins: encoded in one piece it would have other tokens.
-CHATS = (
-    [("user", "the king?")],
-    [("system", "Be long. \n"), ("user", " woe \n\n"), ("assistant", "the\n1"), ("user", "\n")],
-    [("user", "é 漢"), ("assistant", "  lo "), ("assistant", "lon"), ("user", "User: "), ("system", "")],
-)
 
 
 def vocabularies(folder: Path) -> dict[str, TextVocabulary]:
     tokenizer = bpe_kit.write_tokenizer(folder).read_text()
-    texts = [*ODD, "User: Assistant:", *(text for chat in CHATS for _, text in chat)]
     return {
-        "char": Characters("".join(sorted({*"".join(texts)}))),
+        "char": Characters("".join(sorted({*"".join([*ODD, "User: Assistant:"])}))),
         "byte": Bytes(),
         "gpt2": bpe_kit.small(),
         "tokenizer.json": HuggingFaceTokens(tokenizer),
@@ -57,10 +49,7 @@ def exported(folder: Path, vocabulary: TextVocabulary, chat: str) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-KINDS = ["char", "byte", "gpt2", "tokenizer.json"]
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "sentences"])
+@pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "tokenizer.json", "sentences"])
 @pytest.mark.parametrize("chat", ["", "plain"])
 def test_texts_have_the_numbers_of_the_run(tmp_path: Path, kind: str, chat: str) -> None:
     vocabulary = vocabularies(tmp_path)[kind]
@@ -70,22 +59,7 @@ def test_texts_have_the_numbers_of_the_run(tmp_path: Path, kind: str, chat: str)
             assert theirs(text)["input_ids"] == vocabulary.encode(text), text
             assert theirs.decode(vocabulary.encode(text)) == vocabulary.decode(vocabulary.encode(text)), text
     # One that begins each text with a blank of its own can't spell conversations.
-    assert bool(theirs.chat_template) == (chat != "" and kind in KINDS)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_conversations_have_the_numbers_of_training(tmp_path: Path, kind: str) -> None:
-    vocabulary = vocabularies(tmp_path)[kind]
-    theirs = exported(tmp_path / "out", vocabulary, chat="plain")
-    end = end_of_answer(vocabulary)
-    assert theirs.eos_token_id == end
-    for chat in CHATS:
-        messages = [{"role": role, "content": text} for role, text in chat]
-        turns = plain(messages_of({"messages": [*messages, {"role": "assistant", "content": "1"}]}))
-        ids = [t for text, answer in turns[:-1] for t in [*vocabulary.encode(text), *([end] if answer else [])]]
-        assert theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] == ids, chat
-    with pytest.raises(Exception, match="a message needs a role"):
-        theirs.apply_chat_template([{"role": "tool", "content": "x"}])
+    assert bool(theirs.chat_template) == (chat != "" and kind != "sentences")
 
 
 def test_a_character_that_the_model_never_saw_is_an_error_there_too(tmp_path: Path) -> None:

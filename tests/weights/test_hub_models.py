@@ -60,11 +60,13 @@ def digest_at(run: str, step: int) -> str:
     return read_manifest(Store(f"{run}/snapshots"), step).digest
 
 
-@pytest.mark.parametrize("url", [NAME, f"hf://{NAME}", f"{NAME}@main", f"hf://{NAME}@main"])
-def test_a_name_is_the_folder_of_the_hub(hub: Hub, model: Path, url: str) -> None:
-    assert weights(url).sha256 == weights(model).sha256
-    assert {path.rpartition("/")[2] for path in hub.read} == {"config.json", "model.safetensors"}
+def test_a_name_is_the_folder_of_the_hub(hub: Hub, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = weights(model).sha256
+    assert [weights(url).sha256 for url in (NAME, f"hf://{NAME}@main")] == [wanted] * 2
+    assert sorted(path.rpartition("/")[2] for path in hub.read) == ["config.json", "model.safetensors"]
     assert [asked for asked in hub.strange if "agent" not in asked] == []
+    monkeypatch.setattr(f"{CONSTANTS}.HF_HUB_OFFLINE", True)
+    assert weights(NAME).sha256 == wanted  # what is in the cache needs no hub
 
 
 def test_a_folder_of_that_name_wins_and_one_of_its_owner_is_a_place_here(hub: Hub, model: Path) -> None:
@@ -76,14 +78,6 @@ def test_a_folder_of_that_name_wins_and_one_of_its_owner_is_a_place_here(hub: Hu
         weights(NAME)
     assert hub.read == []
     assert weights(f"hf://{NAME}").sha256 == weights(model).sha256
-
-
-def test_what_is_in_the_cache_needs_no_hub(model: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = weights(NAME).sha256
-    monkeypatch.setattr(f"{CONSTANTS}.HF_HUB_OFFLINE", True)
-    hub.read.clear()
-    assert weights(NAME).sha256 == first
-    assert hub.read == []
 
 
 @pytest.mark.parametrize(
@@ -112,33 +106,20 @@ def test_a_hub_that_cannot_be_reached_is_no_mistake(model: Path, monkeypatch: py
         weights(NAME)
 
 
-def test_a_vocabulary_is_had_by_name(hub: Hub) -> None:
+def test_a_vocabulary_and_a_template_are_had_by_name(hub: Hub) -> None:
     hub.repositories[NAME] = Repository()
-    text = '{"model": {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "a"}}'
-    hub.repositories[NAME].commit({"tokenizer.json": text.encode(), "model.safetensors": b"large"})
-    assert read_tokenizer(NAME, "data.tokenizer").to_json() == {"kind": "tokenizer.json", "text": text}
-    assert [path.rpartition("/")[2] for path in hub.read] == ["tokenizer.json"]
-
-
-def test_a_template_is_had_by_name(hub: Hub) -> None:
-    hub.repositories[NAME] = Repository()
+    tokenizer = '{"model": {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "a"}}'
     fields = {"chat_template": "\n{{ bos_token }}{{ messages }}", "bos_token": '"<s>', "eos_token": "</s>"}
-    hub.repositories[NAME].commit({"tokenizer_config.json": json.dumps(fields).encode(), "model.safetensors": b"large"})
-    text = read_template(NAME)
-    assert Template(text, ()).turns([{"role": "user", "content": "1"}]) == [
+    files = {"tokenizer_config.json": json.dumps(fields).encode(), "tokenizer.json": tokenizer.encode()}
+    hub.repositories[NAME].commit(files | {"model.safetensors": b"large"})
+    assert read_tokenizer(NAME, "data.tokenizer").to_json() == {"kind": "tokenizer.json", "text": tokenizer}
+    assert Template(read_template(NAME), ()).turns([{"role": "user", "content": "1"}]) == [
         ("\n\"<s>[{'role': 'user', 'content': '1'}]", False)
     ]
-    assert [path.rpartition("/")[2] for path in hub.read] == ["tokenizer_config.json"]
+    assert {path.rpartition("/")[2] for path in hub.read} == {*files}
     bpe = ("data=chat", "data.tokens=bpe", "data.tokenizer=x", "data.path=x")
     assert missing_places(configured(*bpe, f"data.template={NAME}"), ["data.path: x", "data.tokenizer: x"]) == []
     assert "hf" in extras(configured(*bpe, f"data.template={NAME}"))
-
-
-@pytest.mark.usefixtures("hub")
-def test_set_up_installs_the_client_for_names_of_the_hub(text: Path) -> None:
-    bpe = ("data=text", "data.tokens=bpe", f"data.path={text}")
-    named = configured("model=gpt2", f"model.init_from={NAME}", f"data.path={text}")
-    assert "hf" in extras(named) & extras(configured(*bpe, f"data.tokenizer={NAME}"))
 
 
 def test_a_run_starts_from_an_export_on_the_hub_as_from_one_in_a_folder(

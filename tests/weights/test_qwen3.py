@@ -64,25 +64,20 @@ def apart(a: Any, b: Any) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_transformers_opens_an_export(tmp_path: Path, family: str) -> None:
-    shape = FAMILIES[family][1] | {"vocab_multiple": 8, "rope_base": 500.0}
+def test_transformers_opens_an_export_and_a_run_starts_from_their_weights(tmp_path: Path, family: str) -> None:
+    make, also = FAMILIES[family]
+    shape = also | {"vocab_multiple": 8, "rope_base": 500.0}
     model, again = vivid(ours(**shape)), ours(**shape)
     write_folder(str(tmp_path), files := folder_of(model, Numbers(WORDS)), overwrite=False)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert type(theirs) is type(FAMILIES[family][0]())
+    assert type(theirs) is type(make())
     start_from(again, str(tmp_path), Numbers(WORDS), ALONE)
     for other in (theirs, again):
         assert apart(other, model) < 2e-6
     assert json.loads(files["config.json"])["rope_theta"] == 500  # where other tools look for it
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_run_starts_from_their_weights(tmp_path: Path, family: str) -> None:
-    make, shape = FAMILIES[family]
-    theirs = vivid(make())
-    theirs.save_pretrained(tmp_path)
-    model = ours(**shape)
-    start_from(model, str(tmp_path), Numbers(WORDS), ALONE)
+    theirs, model = vivid(make()), ours(**also)
+    theirs.save_pretrained(tmp_path / "theirs")
+    start_from(model, str(tmp_path / "theirs"), Numbers(WORDS), ALONE)
     assert apart(theirs, model) < 2e-6
 
 
