@@ -19,6 +19,7 @@ from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.hot import find_run_id
 from mingpt.snapshot.manifest import encode_manifest
+from mingpt.snapshot.store import Store
 from mingpt.train.replaying import replay
 from told import Told
 from verb_kit import mingpt, store, verified
@@ -205,7 +206,7 @@ def test_no_line_and_no_escape_code_of_a_strangers_is_printed(text: Path) -> Non
 # --- killed, raced, and on other disks ---
 
 
-@pytest.mark.parametrize("where", ["create_config", "encode_manifest", "after"])
+@pytest.mark.parametrize("where", ["create_config", "commit", "after"])
 def test_a_fork_that_was_killed_is_made_by_the_same_command_and_by_no_other(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +218,7 @@ def test_a_fork_that_was_killed_is_made_by_the_same_command_and_by_no_other(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(forking, where, killed, raising=where != "after")
+        patched.setattr(Store if where == "commit" else forking, where, killed, raising=where != "after")
         mingpt.ends(FORK)
     mingpt.refused("fork --trust base@4 new")
     mingpt.refused(f"{FORK} seed=2")
