@@ -140,7 +140,6 @@ class Update:
         """rules: by parameter name. A bucket's parameters all belong to Muon, or none does. own: in place of both."""
         self.buckets, self.rules, self.config, self.schedule, self.world = buckets, rules, config, schedule, world
         self.slots = {slot.name: (i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots}
-        self.named = [(name, self.slots[name][1].parameter) for name in sorted(self.slots)]
         self.factor = batch_factor(config, global_size)
         self.tokens_per_microbatch = tokens_per_microbatch
         device = world.device
@@ -150,15 +149,16 @@ class Update:
         self.of_muon = [i for i, bucket in enumerate(buckets) if rules[bucket.slots[0].name].muon]
         self.muon = Muon([buckets[i] for i in self.of_muon], config.momentum, world)
         self.weight_gather = WeightGather(world, in_16_bits or {})
-        # This process's slice of each bucket: AdamW's first moment, or Muon's momentum; AdamW's second moment.
         self.own = own
-        most = 0 if own else None
-        self.first = [torch.zeros_like(bucket.local[:most]) for bucket in buckets]
-        self.second = [torch.zeros_like(b.local[: 0 if i in self.of_muon else most]) for i, b in enumerate(buckets)]
-        of_adamw = [name for name, _ in self.named if not (own or rules[name].muon)]
-        self.ema = list[Tensor]()  # slices of the weights' mean; see `ema_slices`
-        self.steps = torch.zeros(len(of_adamw), device=device)
-        self.step_of = dict(zip(of_adamw, self.steps.unbind(), strict=True))
+        of_adamw = {*range(len(buckets))} - {*self.of_muon} if own is None else set[int]()
+        # By kind, of each bucket that has it: this process's slice. See also `ema_slices`.
+        self.moments = {
+            kind: {i: torch.zeros_like(buckets[i].local) for i in of}
+            for kind, of in (("momentum_buffer", self.of_muon), ("exp_avg", of_adamw), ("exp_avg_sq", of_adamw))
+        }
+        names = [name for name, (i, _) in sorted(self.slots.items()) if i in of_adamw]
+        self.steps = torch.zeros(len(names), device=device)
+        self.step_of = dict(zip(names, self.steps.unbind(), strict=True))
 
     def lr(self, step: int) -> float:
         return self.config.lr * self.factor * schedule_factor(self.schedule, step)
@@ -182,29 +182,29 @@ class Update:
         factor, ema = self.factor * schedule_factor(self.schedule, step), self.ema_slices()
         if self.of_muon:
             rule = self.rules[self.buckets[self.of_muon[0]].slots[0].name]
-            momenta, gradients = [self.first[i] for i in self.of_muon], [sums[i] for i in self.of_muon]
-            self.muon.step(momenta, gradients, refused > 0, rule.lr * factor, rule.weight_decay)
+            momenta, gradients = self.moments["momentum_buffer"].values(), [sums[i] for i in self.of_muon]
+            self.muon.step([*momenta], gradients, refused > 0, rule.lr * factor, rule.weight_decay)
         if self.own:
             self.own.step(sums, refused > 0, step, factor)
         counts = dict(zip(self.step_of, self.steps.clone().unbind(), strict=True))  # the kernel counts them up
         for i, bucket in enumerate(self.buckets):
-            if not self.own and i not in self.of_muon:
+            if i in self.moments["exp_avg"]:
                 self._adamw(i, sums[i], counts, factor, refused)
             self.weight_gather.start(bucket)  # while the next one is updated
         self.steps.add_(1 - refused)
         self.weight_gather.finish()
-        for mean, bucket in zip(ema, self.buckets, strict=False):  # no lerp, whose bits depend on how it is cut
-            new = (mean * self.config.ema).add_(bucket.local * (1 - self.config.ema))
+        for i, mean in ema.items():  # no lerp, whose bits depend on how it is cut
+            new = (mean * self.config.ema).add_(self.buckets[i].local * (1 - self.config.ema))
             mean.copy_(torch.where(refused > 0, mean, new))
         if self.finite_steps is not None:
             self._adapt_loss_scale(self.finite_steps, (~torch.isfinite(norm)).float())
         return norm
 
-    def ema_slices(self) -> list[Tensor]:
+    def ema_slices(self) -> dict[int, Tensor]:
         """By bucket, this process's slice of the mean of the weights, which begins with those of the first call."""
-        if self.config.ema and not self.ema:
-            self.ema = [bucket.local.clone() for bucket in self.buckets]
-        return self.ema
+        if self.config.ema and "ema" not in self.moments:
+            self.moments["ema"] = {i: bucket.local.clone() for i, bucket in enumerate(self.buckets)}
+        return self.moments.get("ema", {})
 
     def norm(self, sums: Sequence[Tensor]) -> Tensor:
         """The norm of the whole gradient, added chunk by chunk in one order: the same bits in any world."""
@@ -222,7 +222,12 @@ class Update:
         """Call torch's fused kernel, which changes neither weights nor moments where `refused` is 1, without a wait."""
         bucket, by_rule = self.buckets[i], dict[Rule, list[tuple[Tensor, ...]]]()
         for slot, part in bucket.pieces(bucket.owned):
-            row = bucket.local[part], gradient[part], self.first[i][part], self.second[i][part], counts[slot.name]
+            row = (
+                bucket.local[part],
+                gradient[part],
+                *(self.moments[kind][i][part] for kind in ("exp_avg", "exp_avg_sq")),
+                counts[slot.name],
+            )
             by_rule.setdefault(self.rules[slot.name], []).append(row)
         for rule, rows in by_rule.items():
             weights, gradients, firsts, seconds, steps = (list(column) for column in zip(*rows, strict=True))
@@ -244,18 +249,14 @@ class Update:
         finite_steps.mul_(~grow)
 
     def state(self) -> dict[str, Tensor | Sliced]:
-        """All state of the update by `<parameter>.<slot>`; the tensors themselves, not copies."""
-        out = self.own.state() if self.own else dict[str, Tensor | Sliced]()
-        for name, _ in self.named if not self.own else ():
-            (i, slot), muon = self.slots[name], self.rules[name].muon
-            first = self.buckets[i].tensor(self.first[i], slot)
-            if muon:
-                out[f"{name}.momentum_buffer"] = first
-            else:
-                second = self.buckets[i].tensor(self.second[i], slot)
-                out |= {f"{name}.step": self.step_of[name], f"{name}.exp_avg": first, f"{name}.exp_avg_sq": second}
-        if slices := self.ema_slices():
-            out |= {f"{name}.ema": self.buckets[i].tensor(slices[i], slot) for name, (i, slot) in self.slots.items()}
+        """All state of the update by `<parameter>.<kind>`; the tensors themselves, not copies."""
+        self.ema_slices()
+        out: dict[str, Tensor | Sliced] = {f"{name}.step": count for name, count in self.step_of.items()}
+        for name, (i, slot) in self.slots.items():
+            held = {kind: flats[i] for kind, flats in self.moments.items() if i in flats}
+            out |= {f"{name}.{kind}": self.buckets[i].tensor(flat, slot) for kind, flat in held.items()}
+        if self.own:
+            out |= self.own.state()
         if self.finite_steps is not None:
             out |= {"loss_scale": self.loss_scale, "loss_scale.finite_steps": self.finite_steps}
         return out | self.guard.state()
@@ -264,9 +265,9 @@ class Update:
         """Forget all that was loaded."""
         if self.own:
             self.own.reset()
-        for tensor in (*self.first, *self.second, self.steps):
+        self.moments.pop("ema", None)
+        for tensor in (self.steps, *(flat for flats in self.moments.values() for flat in flats.values())):
             tensor.zero_()
-        self.ema = []
         if self.finite_steps is not None:
             self.loss_scale.fill_(INITIAL_SCALE)
             self.finite_steps.zero_()
@@ -281,17 +282,13 @@ class Update:
             self.own.load(state)
         for key, value in state.items():
             name, _, kind = key.rpartition(".")
-            if name not in self.slots or (self.own and kind != "ema"):
-                continue
-            (i, slot), muon = self.slots[name], self.rules[name].muon
-            if kind == "step" and not muon:
+            if kind == "ema":
+                self.ema_slices()
+            if kind == "step" and name in self.step_of:
                 self.step_of[name].copy_(value)
-            elif kind == ("momentum_buffer" if muon else "exp_avg"):
-                self.buckets[i].load(self.first[i], slot, value)
-            elif kind == "exp_avg_sq" and not muon:
-                self.buckets[i].load(self.second[i], slot, value)
-            elif kind == "ema" and self.config.ema:
-                self.buckets[i].load(self.ema_slices()[i], slot, value)
+            elif name in self.slots and self.slots[name][0] in (flats := self.moments.get(kind, {})):
+                i, slot = self.slots[name]
+                self.buckets[i].load(flats[i], slot, value)
         if self.finite_steps is not None:
             self.loss_scale.copy_(state.get("loss_scale", self.loss_scale))
             self.finite_steps.copy_(state.get("loss_scale.finite_steps", self.finite_steps))

@@ -86,7 +86,7 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
             update.scaled(loss).backward()
         reduction.finish()
         update(config.schedule.warmup_steps, loss.double()[None], count, reduction.sums)
-        return digest([loss, *reduction.sums, *(p for _, p in update.named)])
+        return digest([loss, *reduction.sums, *(slot.parameter for _, (_, slot) in sorted(update.slots.items()))])
 
     return work
 

@@ -84,7 +84,7 @@ def clip() -> str:
     update = update_of(model, config, Schedule(decay_steps=1000), tokens_per_microbatch=3)
     sums = sums_of(update)
     norm = update(0, torch.zeros(1), torch.tensor(7.0), sums)
-    places = [update.slots[name] for name, _ in update.named]
+    places = [update.slots[name] for name in sorted(update.slots)]
     return hash_of(norm, *(update.buckets[i].view(sums[i], slot) for i, slot in places))
 
 

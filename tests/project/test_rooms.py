@@ -35,7 +35,7 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_460, 216, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_350, 216, 60
 ROOM_TOKENS = {
     "": 11_195,
     "commands": 15_400,
@@ -55,7 +55,7 @@ ROOM_TOKENS = {
     "weights": 4_710,
     "world": 14_605,
 }
-PATH_TOKENS = 28_880
+PATH_TOKENS = 28_800
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.
 SCHEMA = {"errors", "config/kinds", "config/schema", "config/section"}
 # Of these the path has what a reader needs to know, and their rooms have the rest. How many other files they import:
