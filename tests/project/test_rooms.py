@@ -39,7 +39,7 @@ PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_350, 216, 60
 ROOM_TOKENS = {
     "": 11_195,
     "commands": 15_400,
-    "compute": 16_155,
+    "compute": 16_125,
     "config": 18_495,
     "data": 17_800,
     "history": 2_650,
@@ -50,8 +50,8 @@ ROOM_TOKENS = {
     "prepare": 7_700,
     "report": 9_400,
     "selftest": 2_300,
-    "snapshot": 20_120,
-    "train": 25_775,
+    "snapshot": 20_050,
+    "train": 25_805,
     "weights": 4_710,
     "world": 14_605,
 }
