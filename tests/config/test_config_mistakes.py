@@ -48,6 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "model.n_head=5",
         "batch.global_size=65",
         "batch.per_process_size=20",
+        "world.device=mps",
         "batch.double_at=[4,2]",
         "batch.double_at=[2,4] batch.micro_size=2",
         "batch.double_at=[4] batch.micro_size=auto",
