@@ -196,16 +196,18 @@ def test_an_observer_that_fails_is_named_once_and_changes_nothing(
 
 def test_a_device_that_is_read_one_step_late_shows_the_same_figures(open_run: OpenRun, place: str) -> None:
     """As on CUDA. The last step's figures come, too, and a request to stop takes a step longer."""
-    recorders, ends = [Recorder(), Recorder(), Recorder()], list[int]()
-    for number, recorder in enumerate(recorders):
-        run = open_run(f"run.dir={place}/{number}", observers=(recorder,), late=number > 0)
-        run.lifetime.stop = number == 2
-        ends.append(run.train())
-    assert ends == [FINISHED, FINISHED, STOPPED]
-    figures = [[(e.step, e.loss, e.grad_norm) for e in recorder.of(StepDone)] for recorder in recorders]
+    figures = []
+    for name, late, stop, end in (
+        ("now", False, False, FINISHED),
+        ("late", True, False, FINISHED),
+        ("x", True, True, STOPPED),
+    ):
+        run = open_run(f"run.dir={place}/{name}", observers=(recorder := Recorder(),), late=late)
+        run.lifetime.stop = stop
+        assert run.train() == end
+        figures.append([(e.step, e.loss, e.grad_norm) for e in recorder.of(StepDone)])
     assert figures[0] == figures[1]
     assert [[step for step, *_ in steps] for steps in figures[1:]] == [[1, 2, 3, 4], [1, 2]]
-    assert recorders[0].events[-1] == recorders[1].events[-1]
 
 
 def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
