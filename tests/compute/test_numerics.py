@@ -1,7 +1,5 @@
 """What a run's bits depend on is recorded; this package's own part is held by golden values."""
 
-import os
-import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +18,6 @@ from mingpt.config.imports import imported_sha256
 from mingpt.config.schema import Optimizer, Schedule
 from mingpt.snapshot.reader import read
 from mingpt.train.factory import build
-from paths_kit import KITS, ROOT
 from run_kit import NewRun
 from update_kit import sums_of, update_of
 
@@ -141,34 +138,6 @@ def test_a_whole_run_gives_the_same_weights_as_ever_on_machines_that_are_known(u
     if machine not in GOLDEN_WEIGHTS:
         pytest.skip(f'no golden weights for this machine: add "{machine}": "{found}"')
     assert found == GOLDEN_WEIGHTS[machine], RAISE
-
-
-def said(script: str, **variables: str) -> list[str]:
-    environment = os.environ | {"PYTHONPATH": f"{KITS}:{ROOT}"} | variables
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return ended.stdout.splitlines()
-
-
-# The probe, and the bits of other products: whether this machine has another path for some variables.
-PROBE = """
-import torch
-from mingpt.compute.numerics import probe
-torch.set_num_threads(1)
-print(probe(torch.device("cpu")))
-g = torch.Generator().manual_seed(5)
-a, b = (torch.randn(256, 256, generator=g) for _ in "ab")
-print((a @ b).double().sum().item().hex(), (a.bfloat16() @ b.bfloat16()).double().sum().item().hex())
-"""
-
-
-@pytest.mark.slow
-def test_the_probe_sees_that_a_library_computes_in_another_way() -> None:
-    probe, products = said(PROBE)
-    ways = said(PROBE, MKL_CBWR="COMPATIBLE"), said(PROBE, ONEDNN_MAX_CPU_ISA="AVX2")
-    if not (changed := [way[0] for way in ways if way[1] != products]):
-        pytest.skip("this machine has one way only")
-    assert probe not in changed
 
 
 def test_the_fingerprint_records_what_bits_depend_on() -> None:

@@ -5,13 +5,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mingpt.compute import optimizer as optim
-from mingpt.compute.buckets import CHUNK
-from mingpt.compute.optimizer import Update, schedule_factor, sums_of_squares
+from mingpt.compute.optimizer import Update, schedule_factor
 from mingpt.config.schema import Optimizer, OwnOptimizer, Schedule
 from update_kit import state_of, sums_of, update_of
 
@@ -216,17 +213,3 @@ def test_a_loaded_state_continues_to_the_bit_as_the_one_saved(
     for step in range(3, 7):
         assert torch.equal(take(model, update, step), take(resumed, other, step))
         assert_same_bits(snapshot(resumed, other, scale=True), snapshot(model, update, scale=True))
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(1, 9), st.integers(0, 3), st.integers(0, 2**32))
-def test_a_chunks_sum_depends_neither_on_its_address_nor_on_the_other_chunks(
-    chunks: int, offset: int, seed: int
-) -> None:
-    values = torch.randn(chunks * CHUNK, generator=torch.Generator().manual_seed(seed))
-    room = torch.empty(len(values) + offset)
-    there = room[offset:].copy_(values)
-    assert there.data_ptr() % 16 == 4 * offset
-    alone = [sums_of_squares(values[i * CHUNK : (i + 1) * CHUNK].clone()) for i in range(chunks)]
-    assert torch.equal(sums_of_squares(there), torch.cat(alone))
-    torch.testing.assert_close(sums_of_squares(values).sum(), values.double().square().sum().float())

@@ -111,7 +111,6 @@ MOUNTED = """unshare -m bash -c 'mount -t tmpfs -o size=8k tmpfs {dir}/small && 
 ANYBODY = "setpriv --bounding-set=-dac_override,-dac_read_search" if os.geteuid() == 0 else ""
 SHORT = ("world.init_timeout_seconds=2", "world.timeout_seconds=20")
 STARTS = {
-    "no option of ours": Start("train", "--help-me", ("--help-me",)),
     "before workers start": Start("launch", r"modle\.n_head", ("modle.n_head=1",)),
     "before they meet": Start(
         "launch", r"data\.path=\S+/text\.txt", (), lambda f: (f / "text.txt").unlink(), workers=True

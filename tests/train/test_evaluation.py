@@ -133,27 +133,6 @@ def test_a_sample_is_right_if_all_of_its_answer_is_the_likeliest(length: int, ri
     assert [int(x) for x in count_answers(logits, targets, length)] == [right, 4]
 
 
-class Own(nn.Module):
-    """A model of one's own that keeps the small protocol only, and draws random numbers, as a denoiser does."""
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return tokens.sum() * torch.rand(()), (targets != IGNORE).sum().float()
-
-
-def test_a_model_draws_the_same_numbers_for_a_microbatch_of_a_step_in_any_world() -> None:
-    data = split(7)
-    torch.manual_seed(5)
-    alone = measured(Own(), data, 2)
-    assert (alone.targets, alone.accuracy) == (120, None)  # no logits, no answers
-    for size in (2, 3):
-        assert in_worlds_of(size, Own(), data) == alone
-    others = [measured(Own(), data, seed=seed, step=step) for seed, step in ((1, 3), (2, 2))]
-    assert len({figures.loss for figures in (alone, *others)}) == 3
-    tokens, targets = data[0]
-    nothing = measured(Own(), [(tokens, torch.full_like(targets, IGNORE))])
-    assert (math.isnan(nothing.loss), nothing.targets) == (True, 0)
-
-
 class Given(nn.Module):
     """Its loss is what the data say."""
 
