@@ -90,6 +90,8 @@ def ended(worker: standby.Worker) -> int | None:
 
 def test_a_fork_is_what_a_cold_start_makes(begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     one = begin()
+    for number in STOP_SIGNALS:  # to all processes of a job
+        os.kill(one.process.pid, number)
     for code in (0, 64, 70, 75):
         says, env = tmp_path / str(code), environment(tmp_path / str(code), code)
         worker = forked(one, env)
@@ -146,13 +148,3 @@ def test_workers_outlive_their_standby(begin: Begin, capsys: pytest.CaptureFixtu
     assert worker.poll() is None
     os.kill(worker.pid, signal.SIGKILL)
     assert ended(worker) == -signal.SIGKILL
-
-
-def test_a_stop_signal_to_all_processes_of_a_job_does_not_end_it(
-    begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    one = begin()
-    for number in STOP_SIGNALS:
-        os.kill(one.process.pid, number)
-    assert ended(forked(one, environment(tmp_path / "says", 75))) == 75
-    assert capsys.readouterr().out == ""
