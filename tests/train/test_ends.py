@@ -112,6 +112,25 @@ def test_a_tier_that_fails_does_not_cost_the_others_snapshot(
     assert (durable.steps(), memory) == steps
 
 
+def test_going_back_by_deleting_newer_steps_is_not_undone_by_memory(
+    train: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = ("snapshot.every_steps=2", "snapshot.hot_every_steps=3")
+    assert train(*every, stop_at=3) == STOPPED
+    capsys.readouterr()
+    assert durable.steps() == [3, 2]
+    durable.delete(3)
+    assert train(*every) == FINISHED
+    assert "resumed from step 2 of " in capsys.readouterr().out
+
+
+def test_the_best_evaluation_has_a_snapshot_whenever_it_comes(train: Callable[..., int], durable: Store) -> None:
+    """Evaluations every 3 steps and snapshots every 4: they meet at 12."""
+    more = ("train.max_steps=11", "train.eval_every=3", "snapshot.every_steps=4", "snapshot.keep=1")
+    assert train(*more) == FINISHED
+    assert set(durable.steps()) in ({9, 11}, {11})  # the last step is evaluated, too
+
+
 # --- the thread ---
 
 
