@@ -6,7 +6,6 @@ from statistics import fmean, stdev
 import pytest
 import torch
 
-from mingpt.compute.batches import BatchPlan
 from mingpt.compute.guard import Guard
 from mingpt.config.schema import Health
 
@@ -63,11 +62,3 @@ def test_what_was_left_out_stays_so_when_the_settings_are_set_back() -> None:
     after.load(before.state())
     assert after.dropped == ((1, 6), (9, 10))
     assert after.state().keys() == before.state().keys()
-
-
-def test_a_plan_shows_no_dropped_batch_and_all_the_others_in_order() -> None:
-    plan = BatchPlan(1000, 1, 8, 4, dropped=((2, 4), (5, 6)))
-    assert [plan.batch(step) for step in range(6)] == [0, 1, 4, 6, 7, 8]
-    full = BatchPlan(1000, 1, 8, 4)
-    assert [plan.sample_ids(s).tolist() for s in range(4)] == [full.sample_ids(b).tolist() for b in (0, 1, 4, 6)]
-    assert plan.dropout_seed(2, 0) == full.dropout_seed(2, 0)

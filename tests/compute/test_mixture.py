@@ -55,9 +55,10 @@ def test_each_component_shows_each_of_its_samples_once_an_epoch_of_its_own(plan:
 
 
 def test_dropped_batches_are_left_out_and_the_others_keep_their_samples() -> None:
-    """Phases go with the batches: three that were dropped let the second phase begin three steps earlier."""
+    """Phases go with the batches: four that were dropped let the second phase begin four steps earlier."""
     plan = plan_of([500, 300], [(0, [0.7, 0.3]), (10, [0.1, 0.9])])
-    without = replace(plan, dropped=((4, 7),))
+    without = replace(plan, dropped=((4, 7), (9, 10)))
     assert isinstance(without, MixedPlan)
-    for step in range(20):
-        assert (without.sample_ids(step) == plan.sample_ids(step if step < 4 else step + 3)).all()
+    for step, batch in enumerate([*range(4), 7, 8, *range(10, 20)]):
+        assert (without.sample_ids(step) == plan.sample_ids(batch)).all()
+        assert without.dropout_seed(step, 0) == plan.dropout_seed(step, 0)

@@ -65,10 +65,8 @@ def test_a_step_never_waits_and_all_ranks_send_the_same(driver: Path, overrides:
 @pytest.mark.parametrize(
     ("experiment", "size", "each"),
     [
-        ("gpt2_124m ~data.stride batch.global_size=128", 1, 1),
         ("gpt2_124m ~data.stride", 16, 4),
         ("shakespeare_10m model.dropout=0", 1, 1),
-        ("shakespeare_10m model.dropout=0", 16, 4),
         ("shakespeare_char", 4, 2),
         ("shakespeare_gpt2", 4, 2),
     ],

@@ -52,7 +52,7 @@ def bucket(serve: Stores) -> str:
 
 
 def machine() -> str:
-    """What this package's bits depend on here, as tests/compute/test_numerics.py has it; torch's builds are alike."""
+    """What this package's bits depend on here; torch's builds are alike."""
     capability = torch.backends.cpu.get_cpu_capability()
     torch_version = torch.__version__.partition("+")[0]
     return f"{NUMERICS} torch {torch_version} {cpu_vendor()} {capability} {probe(torch.device('cpu'))}"

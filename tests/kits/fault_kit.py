@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from node_kit import Node, free_port
-from run_kit import TINY, Run
+from run_kit import Run
 
 LAUNCHERS = ("torchrun static", "torchrun c10d", "mingpt.launch static", "mingpt.launch c10d")
 STEPS = 150
@@ -33,29 +33,20 @@ class Cluster:
 
     def command(self, rank: int, port: int) -> list[str]:
         address, nproc = f"127.0.0.{rank + 1}", self.processes[rank]
-        places = (f"run.dir={self.run.dir}", f"data.path={self.run.text}", f"data.cache_dir={self.run.cache}")
-        meet = f"world.init_timeout_seconds={self.meet_seconds}"
-        training = [*TINY, *LONG, *LIMITS, meet, *places, *self.run.overrides]
-        hosting = f"is_host={'true' if rank == 0 else 'false'}"
+        trainer = training(self.run, *LIMITS, f"world.init_timeout_seconds={self.meet_seconds}")
         c10d = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", f"--local-addr={address}"]
         if self.launcher.startswith("mingpt.launch"):
             place = [*c10d, f"--node-rank={rank}", f"--rdzv-backend={self.launcher.split()[1]}"]
-            return [sys.executable, "-m", "mingpt.launch", "--nnodes=2", f"--nproc-per-node={nproc}", *place, *training]
-        static = [f"--master-addr=127.0.0.1 --master-port={port} --node-rank={rank}"]
-        options = [
-            "--nnodes=2",
-            f"--nproc-per-node={nproc}",
-            "--max-restarts=1",
-            f"--signals-to-handle={SIGNALS}",
-            "--shutdown-timeout=30",
-            *(" ".join(static).split() if self.launcher == "torchrun static" else c10d),
-        ]
-        if self.launcher == "torchrun c10d":
-            options += [
-                "--rdzv-backend=c10d",
-                f"--rdzv-conf={hosting},join_timeout={self.meet_seconds},read_timeout=60",
-            ]
-        return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "mingpt.train", *training]
+            return [sys.executable, "-m", "mingpt.launch", "--nnodes=2", f"--nproc-per-node={nproc}", *place, *trainer]
+        options = ["--nnodes=2", f"--nproc-per-node={nproc}", "--max-restarts=1", "--shutdown-timeout=30"]
+        options += [f"--signals-to-handle={SIGNALS}"]
+        if self.launcher == "torchrun static":
+            options += ["--master-addr=127.0.0.1", f"--master-port={port}", f"--node-rank={rank}"]
+        else:
+            hosting = f"is_host={'true' if rank == 0 else 'false'}"
+            waits = f"{hosting},join_timeout={self.meet_seconds},read_timeout=60"
+            options += [*c10d, "--rdzv-backend=c10d", f"--rdzv-conf={waits}"]
+        return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "mingpt.train", *trainer]
 
     def start(self) -> None:
         port = free_port()
@@ -83,8 +74,7 @@ class Cluster:
 
 
 def training(run: Run, *overrides: str) -> list[str]:
-    places = (f"run.dir={run.dir}", f"data.path={run.text}", f"data.cache_dir={run.cache}")
-    return [*TINY, *LONG, *places, *run.overrides, *overrides]
+    return run.arguments(*LONG, *overrides)
 
 
 def launch(run: Run, *overrides: str, options: tuple[str, ...] = ("--nproc-per-node=2",)) -> list[str]:

@@ -206,11 +206,11 @@ class Node:
             raise AssertionError(f"at a line of the output: {self.failure!r}:\n{self.output[-6000:]}") from self.failure
         return code
 
-    def assert_nothing_left(self, limit: float = 60) -> None:
-        """No process of this node is alive (any more, after `limit` seconds at the latest)."""
-        deadline = time.monotonic() + limit
-        while left := self.processes():
-            if time.monotonic() > deadline:
-                self.kill()
-                raise AssertionError(f"left behind after {limit} s: {left}\n{self.output[-3000:]}")
-            time.sleep(0.05)
+    def assert_nothing_left(self) -> None:
+        """No process of this node is alive any more, after a minute at the latest."""
+        try:
+            wait_until(lambda: not self.processes(), "nothing is left behind", 60)
+        except AssertionError:
+            left = self.processes()
+            self.kill()
+            raise AssertionError(f"left behind: {left}\n{self.output[-3000:]}") from None

@@ -176,10 +176,6 @@ def fails(hidden: int) -> nn.Module:
     raise ValueError(f"{hidden} is odd")
 
 
-def quits() -> nn.Module:
-    raise SystemExit(0)
-
-
 def derived(vocab_size: int, block_size: int) -> nn.Module:
     """A class of somebody's own, over one of ours."""
 
@@ -295,10 +291,6 @@ def without_step(warmup_steps: int) -> float:
     return 1.0
 
 
-def with_a_default(step: int, warmup_steps: int = 5) -> float:
-    return 1.0
-
-
 def by_chance(step: int) -> float:
     return time.perf_counter()
 
@@ -352,10 +344,6 @@ class Summed(Sgd):
 class Listed(Sgd):
     def state(self, shape: torch.Size) -> Any:
         return ["mean"]
-
-
-class Undecided(Sgd):
-    elementwise: Any = None
 
 
 class OldForm(Sgd):

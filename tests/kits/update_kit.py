@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mingpt.compute.buckets import BUCKET_BYTES, Bucket, make_buckets
+from mingpt.compute.buckets import Bucket, make_buckets
 from mingpt.compute.exchange import narrow_names, pack
 from mingpt.compute.optimizer import Update, muon_names, roles, rules, trainable
 from mingpt.compute.own import OwnUpdate
@@ -38,12 +38,11 @@ def update_of(
     global_size: int = 64,
     tokens_per_microbatch: int = 1,
     fp16: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
     buckets: Sequence[Bucket] = (),
     autocast: torch.autocast | None = None,
 ) -> Update:
     named, role_of = trainable(model), roles(model)
-    buckets = buckets or make_buckets(named, muon_names(config.name, role_of), world, world.size > 1, bucket_bytes)
+    buckets = buckets or make_buckets(named, muon_names(config.name, role_of), world, world.size > 1)
     by_name = rules(named, config, role_of)
     return Update(
         buckets,

@@ -48,9 +48,7 @@ def test_overrides_in_the_environment_are_taken_from_our_launcher_alone(
     assert "MINGPT_OVERRIDES" not in os.environ
 
 
-@pytest.mark.parametrize(
-    "key", ["run.name=r-${now:%f}", "run.dir=/tmp/${now:%Y-%m-%d}", "data.cache_dir=/tmp/${now:%S}"]
-)
+@pytest.mark.parametrize("key", ["run.name=r-${now:%f}", "data.cache_dir=/tmp/${now:%S}"])
 def test_what_follows_the_clock_is_found_whatever_the_pattern(key: str) -> None:
     compose.refuse_the_time(["seed=3"])
     assert compose.configure([key])

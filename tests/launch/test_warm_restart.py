@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fault_kit import LONG, STEPS, finish, launch
-from node_kit import Node, wait_until
+from node_kit import Node
 from paths_kit import ran
 from run_kit import NewRun
 
@@ -44,13 +44,6 @@ def test_a_restart_has_the_bits_of_a_run_that_nobody_disturbed(
     assert there[0] == there[1]
     assert len(re.findall(r"^resumed from step (?:20|40) ", output, re.M)) == 1
     assert run.digest() == undisturbed(*LONG).digest()
-
-
-def test_a_launcher_that_is_killed_takes_its_standby_along(new_run: NewRun) -> None:
-    node = Node(launch(new_run()))
-    wait_until(lambda: standbys(node), "a standby that imports")
-    os.kill(node.process.pid, signal.SIGKILL)
-    node.assert_nothing_left(5)
 
 
 IMPORTS = """

@@ -5,7 +5,7 @@ import torch
 
 from config_kit import configured, problems
 from mingpt.model.language import IGNORE, Language, LanguageModel, positions
-from model_kit import BLOCK, KINDS, PADDED, WORDS, random_tokens, small
+from model_kit import BLOCK, KINDS, WORDS, random_tokens, small
 
 # The vocabulary, the number of parameters and the heads of the published weights.
 PUBLISHED = {
@@ -112,15 +112,3 @@ def test_logits_and_sums_are_float32_under_bf16_autocast(model: LanguageModel) -
     assert exact.item() != loss.item() == pytest.approx(exact.item(), rel=0.02)  # autocast was at work
     # not representable in bf16, so no rounding to it happened on the way
     assert loss.bfloat16().float().item() != loss.item()
-
-
-def test_padding_rows_change_neither_loss_nor_gradient_and_get_none(kind: str, model: LanguageModel) -> None:
-    bare = small(kind, vocab_multiple=1)
-    bare.load_state_dict({n: t[:WORDS] if len(t) == PADDED else t for n, t in model.state_dict().items()})
-    losses = [net(*random_tokens(8, BLOCK).chunk(2))[0] for net in (model, bare)]
-    torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
-    torch.stack(losses).sum().backward()
-    for ours, theirs in zip(model.parameters(), bare.parameters(), strict=True):
-        assert ours.grad is not None
-        torch.testing.assert_close(ours.grad[: len(theirs)], theirs.grad, rtol=1e-4, atol=1e-5)
-        assert not ours.grad[len(theirs) :].any()

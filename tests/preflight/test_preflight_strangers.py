@@ -85,7 +85,7 @@ def test_nodes_without_numbers_get_them_until_there_are_none(head: Meeting, port
 def test_a_program_that_never_answers_is_given_up(port: int) -> None:
     helper = Helper()
     try:
-        with socket.create_server(("127.0.0.1", port)), pytest.raises(Unreached, match=r"within 3 s"):
-            answer(helper.ask(meeting.meet, "127.0.0.1", port, None, 1, 2, 30.0), 3.0)
+        with socket.create_server(("127.0.0.1", port)), pytest.raises(Unreached, match=r"within 1 s"):
+            answer(helper.ask(meeting.meet, "127.0.0.1", port, None, 1, 2, 30.0), 1.0)
     finally:
         helper.end()

@@ -96,8 +96,9 @@ def claimed_by(folder: Path, pid: int, /, **changed: object) -> str:
 
 
 def test_a_run_that_trains_on_this_machine_is_not_taken_over_unawares(
-    other: "subprocess.Popen[bytes]", tmp_path: Path
+    other: "subprocess.Popen[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mingpt.train.origin.DYING_SECONDS", 0.1)
     place = claimed_by(tmp_path, other.pid)
     with pytest.raises(UserError, match=rf"attempt 1 .*pid {other.pid}, .*resume\.take_over=true"):
         another_running(configured(place))

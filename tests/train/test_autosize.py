@@ -7,7 +7,6 @@ import pytest
 
 from config_kit import configured, problems
 from mingpt.config.schema import Config
-from mingpt.config.stored import evaluation_config
 from mingpt.errors import UserError
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
@@ -73,12 +72,6 @@ def test_what_can_not_be_is_told(tmp_path: Path) -> None:
         size(config_in(tmp_path))
     own = problems("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows", AUTO)
     assert [problem.partition(" ")[0] for problem in own] == [AUTO]
-
-
-def test_only_training_can_choose() -> None:
-    stored = configured("data=random", "batch.micro_size=4").model_dump()
-    with pytest.raises(UserError, match=r"batch\.micro_size=auto"):
-        evaluation_config(stored, "run", [AUTO], 1)
 
 
 def test_a_run_has_the_bits_of_that_size(tmp_path: Path) -> None:

@@ -112,6 +112,18 @@ def test_a_tier_that_fails_does_not_cost_the_others_snapshot(
     assert (durable.steps(), memory) == steps
 
 
+def test_going_back_by_deleting_newer_steps_is_not_undone_by_memory(
+    train: Callable[..., int], durable: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = ("snapshot.every_steps=2", "snapshot.hot_every_steps=3")
+    assert train(*every, stop_at=3) == STOPPED
+    capsys.readouterr()
+    assert durable.steps() == [3, 2]
+    durable.delete(3)
+    assert train(*every) == FINISHED
+    assert "resumed from step 2 of " in capsys.readouterr().out
+
+
 def test_the_best_evaluation_has_a_snapshot_whenever_it_comes(train: Callable[..., int], durable: Store) -> None:
     """Evaluations every 3 steps and snapshots every 4: they meet at 12."""
     more = ("train.max_steps=11", "train.eval_every=3", "snapshot.every_steps=4", "snapshot.keep=1")
@@ -179,19 +191,3 @@ def test_a_writer_that_is_broken_in_one_process_ends_the_run_in_all(
 
     monkeypatch.setattr(Checkpointer, "is_due", another_is_broken)
     assert train() == CRASHED
-
-
-def test_the_processes_wait_longer_for_each_other_than_any_of_them_may_wait_for_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A write that goes on failing gives up within writer.limit_seconds, however long retry_seconds is."""
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    failing(monkeypatch, "snapshot.dir", NO_ANSWER)
-    writer = SnapshotWriter(
-        Store(str(tmp_path)), ALONE, Retention(9), PROVENANCE, lambda line: None, retry_seconds=1e6, limit_seconds=100
-    )
-    with pytest.raises(SnapshotFailed):
-        writer.save(1, state_of(1))
-    assert clock[0] <= 100

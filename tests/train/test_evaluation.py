@@ -133,27 +133,6 @@ def test_a_sample_is_right_if_all_of_its_answer_is_the_likeliest(length: int, ri
     assert [int(x) for x in count_answers(logits, targets, length)] == [right, 4]
 
 
-class Own(nn.Module):
-    """A model of one's own that keeps the small protocol only, and draws random numbers, as a denoiser does."""
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return tokens.sum() * torch.rand(()), (targets != IGNORE).sum().float()
-
-
-def test_a_model_draws_the_same_numbers_for_a_microbatch_of_a_step_in_any_world() -> None:
-    data = split(7)
-    torch.manual_seed(5)
-    alone = measured(Own(), data, 2)
-    assert (alone.targets, alone.accuracy) == (120, None)  # no logits, no answers
-    for size in (2, 3):
-        assert in_worlds_of(size, Own(), data) == alone
-    others = [measured(Own(), data, seed=seed, step=step) for seed, step in ((1, 3), (2, 2))]
-    assert len({figures.loss for figures in (alone, *others)}) == 3
-    tokens, targets = data[0]
-    nothing = measured(Own(), [(tokens, torch.full_like(targets, IGNORE))])
-    assert (math.isnan(nothing.loss), nothing.targets) == (True, 0)
-
-
 class Given(nn.Module):
     """Its loss is what the data say."""
 
@@ -181,19 +160,19 @@ def test_tokens_know_the_bytes_of_the_text_that_they_stand_for(tmp_path: Path) -
     assert small().byte_lengths()[small().end_of_text] == 0
 
 
-@pytest.mark.parametrize(("weights", "share"), [((), 1), ((torch.full((3, 6), 0.5),), 0.5)])
-def test_a_target_counts_as_many_bytes_as_its_weight_says(
-    model: GPT, weights: tuple[Tensor, ...], share: float
-) -> None:
+def test_a_target_counts_as_many_bytes_as_its_weight_says(model: GPT) -> None:
     """What has no weight in the loss has none in the text; half a weight everywhere changes nothing."""
     tokens, targets = torch.randint(5, (2, 3, 6), generator=torch.Generator().manual_seed(1))
     targets[0] = IGNORE
     lengths = [0, 1, 2, 3, 10]
-    found = measured(model, [(tokens, targets, *weights)], byte_lengths=lengths)
-    assert found.spelled == share * sum(lengths[i] for i in targets[1:].flatten())
-    plain = measured(model, [(tokens, targets)])
-    assert found.bits_per_byte == pytest.approx(plain.loss * 12 / math.log(2) / (found.spelled / share), rel=1e-6)
-    assert plain.bits_per_byte is None
+    whole, half = (
+        measured(model, [(tokens, targets, torch.full((3, 6), w))], byte_lengths=lengths) for w in (1.0, 0.5)
+    )
+    spelled = sum(lengths[i] for i in targets[1:].flatten())
+    assert (whole.spelled, half.spelled) == (spelled, spelled / 2)
+    expected = whole.loss * 12 / math.log(2) / spelled
+    assert [whole.bits_per_byte, half.bits_per_byte] == pytest.approx([expected] * 2, rel=1e-6)
+    assert measured(model, [(tokens, targets)]).bits_per_byte is None
 
 
 # --- what is taken of a config that a stranger may have written ---

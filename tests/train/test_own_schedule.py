@@ -43,7 +43,6 @@ def test_the_learning_rates_are_those_of_the_function(tmp_path: Path, text: Path
     "given",
     [
         "own_kit.without_step",
-        "own_kit.with_a_default",
         "own_kit.by_chance",
         "own_kit.falls_below schedule.by=0.1",
         "own_kit.falls_below schedule.buy=0.1",

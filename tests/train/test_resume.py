@@ -72,19 +72,24 @@ def test_each_other_key_affects_the_result() -> None:
     assert affecting.settings(configured().model_dump())[1] == of_text - set(" ".join(free).split())
 
 
-def test_a_mean_of_the_weights_is_state_and_so_a_result() -> None:
-    assert "optimizer.ema" in refused((), ("optimizer.ema=0.9",))
+def test_another_experiment_is_refused_and_who_says_so_goes_on() -> None:
+    assert "optimizer.ema" in refused((), ("optimizer.ema=0.9",))  # it is state
     assert "optimizer.ema" in refused(("optimizer.ema=0.9",), ())
-
-
-def test_another_learning_rate_is_another_experiment(told: Told) -> None:
-    told(refused(("schedule=constant",), ("schedule=constant", "optimizer.lr=1")))
-
-
-def test_who_says_so_goes_on_and_both_values_are_recorded() -> None:
+    assert "data.sha256: eee" in refused((), (), fingerprint={**NUMERICS, "data": "e" * 64})
     changes, said = checked((), ("seed=2", "resume.changed=true"))
     assert changes == {"seed": [1, 2]}
     assert "seed: 1 -> 2" in said[0]
+    changes, [line] = checked((), (), fingerprint={**NUMERICS, "torch": "1"})  # another machine
+    assert (changes, "torch: 1 -> 2" in line) == ({}, True)
+
+
+def test_a_strangers_manifest_is_refused_in_lines_of_ours() -> None:
+    config = configured().model_dump() | {"seed": "1\n\033[2Jfinished: step 200"}
+    message = refused((), (), config=config)
+    assert "\033" not in message
+    assert "\n  seed: 1\\n\\x1b[2Jfinished: step 200 -> 1\n" in message
+    nonsense: dict[str, Any] = {"optimizer": 3, "schedule": {"kind": []}, "batch": {"global_size": -1}, "model": []}
+    assert "with other settings" in refused((), (), config=nonsense)
 
 
 def test_an_extension_tells_both_learning_rates_and_the_way_out(told: Told) -> None:
@@ -114,16 +119,6 @@ def test_a_schedule_that_differs_only_from_now_on_extends_the_run(told: Told) ->
     assert checked(("schedule=constant",), ("schedule=wsd", "schedule.min_ratio=1"), step=500)[0] == {}
 
 
-def test_other_content_under_the_same_name_is_another_experiment() -> None:
-    assert "data.sha256: eee" in refused((), (), fingerprint={**NUMERICS, "data": "e" * 64})
-
-
-def test_another_machine_goes_on_and_says_so() -> None:
-    changes, [line] = checked((), (), fingerprint={**NUMERICS, "torch": "1"})
-    assert changes == {}
-    assert "torch: 1 -> 2" in line
-
-
 def test_a_key_that_an_older_version_lacked_had_its_default() -> None:
     config = configured().model_dump()
     del config["train"]["freeze"], config["resume"]
@@ -135,18 +130,6 @@ def test_a_key_that_an_older_version_lacked_had_its_default() -> None:
     assert "\n  the learning rate of step 201 becomes 2.00e-04, and would have been 1.00e-04\n" in refused(
         (), ("train.max_steps=99", "batch.global_size=32", "optimizer.lr=2e-3"), config=config
     )
-
-
-def test_what_a_strangers_manifest_says_begins_no_line_of_its_own() -> None:
-    config = configured().model_dump() | {"seed": "1\n\033[2Jfinished: step 200"}
-    message = refused((), (), config=config)
-    assert "\033" not in message
-    assert "\n  seed: 1\\n\\x1b[2Jfinished: step 200 -> 1\n" in message
-
-
-def test_a_manifest_with_sections_that_are_none_is_refused_and_no_crash() -> None:
-    config: dict[str, Any] = {"optimizer": 3, "schedule": {"kind": []}, "batch": {"global_size": -1}, "model": []}
-    assert "with other settings" in refused((), (), config=config)
 
 
 def test_a_second_experiment_does_not_go_on_with_the_first_ones_run(

@@ -20,10 +20,10 @@ from bpe_kit import small
 from mingpt.data.vocabulary import NoTokens, Numbers, TextVocabulary
 from mingpt.errors import TransientError, UserError
 from mingpt.model.language import LanguageModel
-from mingpt.train.harness import Harness, NotMeasured, Stopped
+from mingpt.train.harness import Harness, NotMeasured
 from mingpt.train.tasks import Tasks, check_text, load_tasks
 from mingpt.weights.writing import folder_of, write_folder
-from mingpt.world.world import Progress, World
+from mingpt.world.world import World
 from run_kit import TIME_LIMIT
 from snapshot_kit import ALONE
 from tasks_kit import TASKS, write_tasks
@@ -128,22 +128,6 @@ def test_the_answers_are_the_same_in_any_world_and_in_all_its_processes(
         assert answers == alone  # to the bit: each batch is computed whole
 
 
-def test_a_stop_of_one_process_ends_the_measurement_in_all(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, until = requests_of(tasks)["loglikelihood"], Progress.microbatches + 5
-    monkeypatch.setattr("mingpt.train.harness.ROUND", 2)
-
-    def stopped(one: Harness) -> bool:
-        one.stop = lambda: one.world.rank == 1 and Progress.microbatches >= until
-        try:
-            one.loglikelihood(asked)
-        except Stopped:
-            return True
-        return False
-
-    assert in_threads(2, stopped) == [True, True]
-    assert Progress.microbatches <= until + 4  # of some 20 batches
-
-
 @pytest.mark.parametrize("between", [True, False])
 def test_what_is_wrong_in_one_process_is_known_to_all(
     tasks: Tasks, between: bool, monkeypatch: pytest.MonkeyPatch
@@ -168,19 +152,10 @@ def test_what_is_wrong_in_one_process_is_known_to_all(
     assert in_threads(2, told) == ["FloatingPointError: the logits"] * 2
 
 
-def test_a_lost_process_is_no_fault_of_a_task_and_one_with_other_questions_is() -> None:
-    def lost(value: Any) -> list[Any]:
-        asked.append(value)
-        raise RuntimeError("Connection closed by peer")
-
-    asked, request = list[Any](), [Instance("loglikelihood", {}, ("the", " king"), 0, ("t", 0, 1))]
-    one = harness(world=Other(0, 2, 0, torch.device("cpu"), "gloo", answer=lost))
-    with pytest.raises(RuntimeError, match="closed by peer"):
-        one.together(lambda: one.loglikelihood(request))
-    assert len(asked) == 1  # it does not wait for that one again
+def test_a_process_with_other_questions_is_told() -> None:
     different = Other(0, 2, 0, torch.device("cpu"), "gloo", answer=lambda value: [value, [None, "another hash"]])
     with pytest.raises(UserError, match="different requests"):
-        harness(world=different).loglikelihood(request)
+        harness(world=different).loglikelihood([Instance("loglikelihood", {}, ("the", " king"), 0, ("t", 0, 1))])
 
 
 @pytest.mark.slow
@@ -211,28 +186,24 @@ def test_what_can_not_be_answered_is_told(folder: Path) -> None:
             check_text("--tasks", vocabulary)
 
 
-def test_what_is_not_there_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_tasks.cache_clear()
-    other = write_tasks(tmp_path / "tasks")
-    (other / "questions.jsonl").unlink()
-    with pytest.raises(UserError, match=r"--tasks=kit_choice: FileNotFoundError: .*questions\.jsonl"):
-        load_tasks("--tasks", ("kit_choice",), str(other))
-    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    with pytest.raises(UserError, match=r"lm-eval .*\[eval\]"):
-        load_tasks("--tasks", ("kit_choice",), str(folder))
-
-
-@pytest.mark.parametrize(("offline", "error"), [("1", UserError), ("", TransientError)])
-def test_a_hub_that_cannot_be_reached_is_told(
-    tmp_path: Path, offline: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any hub may be down; where it was told to be offline, another try is of no use."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-    (tmp_path / "far.yaml").write_text("task: far\ndataset_path: nobody/nothing\noutput_type: multiple_choice\n")
+    folder = write_tasks(tmp_path / "tasks")
+    (folder / "questions.jsonl").unlink()
+    (folder / "far.yaml").write_text("task: far\ndataset_path: nobody/nothing\noutput_type: multiple_choice\n")
+
+    def refused(task: str, error: type[Exception], match: str) -> None:
+        load_tasks.cache_clear()
+        with pytest.raises(error, match=match):
+            load_tasks("--tasks", (task,), str(folder))
+
+    refused("kit_choice", UserError, r"--tasks=kit_choice: FileNotFoundError: .*questions\.jsonl")
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: raise_it(ConnectionError("Couldn't reach it")))
-    load_tasks.cache_clear()
-    with pytest.raises(error, match="--tasks=far: "):
-        load_tasks("--tasks", ("far",), str(tmp_path))
+    for offline, error in (("1", UserError), ("", TransientError)):
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+        refused("far", error, "--tasks=far: ")
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    refused("kit_choice", UserError, r"lm-eval .*\[eval\]")
 
 
 def raise_it(error: Exception) -> None:

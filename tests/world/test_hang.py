@@ -175,9 +175,8 @@ def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(
 ) -> None:
     """The other process makes progress, so it is no hang; gloo has this limit itself, NCCL ends with SIGABRT."""
     dog = beats.dog
-    codes, told = list[int](), list[str]()
+    codes = list[int]()
     monkeypatch.setattr(liveness, "exit_now", codes.append)
-    dog.lifetime.observers.append(lambda error: told.append(type(error).__name__))
     for device in ("cpu", "cuda"):
         dog.world = replace(dog.world, device=torch.device(device))
         late = [beats(590, GOES_ON), dog.overdue, beats(20, GOES_ON), dog.overdue]  # world.timeout_seconds=600
@@ -187,7 +186,7 @@ def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(
     monkeypatch.setattr(dog, "hangs", lambda: False)
     dog._look_out()
     liveness.faulthandler.cancel_dump_traceback_later()
-    assert (codes, told) == ([CRASHED], ["Hang"])
+    assert codes == [CRASHED]
     assert "world.timeout_seconds" in capfd.readouterr().err
 
 

@@ -1,32 +1,12 @@
-"""Nodes find the interface that leads to each other: by the routing table, and by training without being told."""
+"""Nodes find the interface that leads to each other, by the routing table. (Training: faults/test_silent_loss.py.)"""
 
 import re
 import socket
-from collections.abc import Iterator
 
 import pytest
 
-from fault_kit import LONG, launch
 from mingpt.errors import UserError
 from mingpt.world import network
-from net_kit import Net, hosts, needs_hosts
-from node_kit import Node
-from run_kit import NewRun
-
-# Their own names mean loopback, as Debian has it, and each calls its interface differently. docker0's address is
-# reachable from nowhere; it is what NCCL and gloo must not take.
-ADDRESSES = {"a": "10.98.0.11", "b": "10.98.0.12"}
-INTERFACES = {"a": "ens1f1", "b": "ens1f0np0"}
-
-
-@pytest.fixture
-def net() -> Iterator[Net]:
-    with hosts(ADDRESSES, interfaces=INTERFACES, own=dict.fromkeys(ADDRESSES, "127.0.1.1")) as net:
-        for host in ADDRESSES:
-            net.run(host, ["ip", "link", "add", "docker0", "type", "bridge"])
-            net.run(host, ["ip", "addr", "add", "172.17.0.1/16", "dev", "docker0"])
-            net.run(host, ["ip", "link", "set", "docker0", "up"])
-        yield net
 
 
 def test_the_way_to_a_host_and_its_interface() -> None:
@@ -72,24 +52,3 @@ def test_an_interface_that_is_not_there() -> None:
     for problem, setting in zip(caught.value.problems, settings, strict=True):
         assert problem.startswith(f"{setting} in the environment: ")
         assert {name for _, name in socket.if_nameindex()} <= set(re.split("[, :]+", problem))
-
-
-@needs_hosts
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.nightly)])
-def test_hosts_whose_names_mean_loopback_train_together(
-    backend: str, net: Net, new_run: NewRun, undisturbed: NewRun
-) -> None:
-    """Nothing in the commands names an interface, or the node's own address."""
-    run, nodes = new_run(), []
-    for rank, host in enumerate(ADDRESSES):
-        place = [f"--rdzv-backend={backend}", "--rdzv-endpoint=a:29500", f"--node-rank={rank}", "--rdzv-id=test"]
-        options = ("--nnodes=2", "--nproc-per-node=2", *place)
-        nodes.append(Node([*net.enter(host), *launch(run, options=options)]))
-    try:
-        codes = [node.wait() for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
-    assert codes == [0, 0], nodes[0].output + nodes[1].output
-    assert run.digest() == undisturbed(*LONG).digest()

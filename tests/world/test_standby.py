@@ -90,6 +90,8 @@ def ended(worker: standby.Worker) -> int | None:
 
 def test_a_fork_is_what_a_cold_start_makes(begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     one = begin()
+    for number in STOP_SIGNALS:  # to all processes of a job
+        os.kill(one.process.pid, number)
     for code in (0, 64, 70, 75):
         says, env = tmp_path / str(code), environment(tmp_path / str(code), code)
         worker = forked(one, env)
@@ -108,35 +110,28 @@ def test_a_fork_is_what_a_cold_start_makes(begin: Begin, capsys: pytest.CaptureF
     assert capsys.readouterr().out == ""
 
 
-def test_a_process_with_several_threads_forks_nothing(
-    begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("imports", "seconds", "why"),
+    [
+        (
+            "threading.Thread(target=time.sleep, args=[600], daemon=True).start",
+            3e6,
+            "it has 2 threads, so a fork is not safe",
+        ),
+        ("sys.exit", 3e6, "it has ended"),
+        ("lambda: os.kill(os.getpid(), 9)", 3e6, "it has ended"),
+        ("lambda: time.sleep(600)", 0.1, "no answer from it"),
+    ],
+)
+def test_where_it_can_not_fork_workers_start_cold(
+    imports: str, seconds: float, why: str, begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    one = begin("threading.Thread(target=time.sleep, args=[600], daemon=True).start")
-    assert one.fork(environment(tmp_path / "says", 0)) is None
-    assert one.fork(environment(tmp_path / "says", 0)) is None
-    assert (
-        capsys.readouterr().out
-        == "launch: workers start without the warm standby: it has 2 threads, so a fork is not safe\n"
-    )
-    assert one.process.returncode == -signal.SIGKILL
+    one = begin(imports, seconds)
+    for _ in range(2):
+        assert one.fork(environment(tmp_path / "says", 0) | {"LARGE": "x" * 2**20}) is None
+    assert capsys.readouterr().out == f"launch: workers start without the warm standby: {why}\n"
+    assert one.process.returncode is not None
     assert not (tmp_path / "says").exists()
-
-
-@pytest.mark.parametrize("imports", ["sys.exit", "lambda: os.kill(os.getpid(), 9)"])
-def test_without_a_standby_workers_start_cold(
-    imports: str, begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    one = begin(imports)
-    assert one.fork(environment(tmp_path / "says", 0)) is None
-    assert one.fork(environment(tmp_path / "says", 0)) is None
-    assert capsys.readouterr().out == "launch: workers start without the warm standby: it has ended\n"
-
-
-def test_a_standby_that_does_not_answer_is_not_waited_for(begin: Begin, capsys: pytest.CaptureFixture[str]) -> None:
-    one = begin("lambda: time.sleep(600)", 0.1)
-    assert one.fork({"LARGE": "x" * 2**20}) is None
-    assert capsys.readouterr().out == "launch: workers start without the warm standby: no answer from it\n"
-    assert one.process.returncode == -signal.SIGKILL
 
 
 def test_workers_outlive_their_standby(begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -153,13 +148,3 @@ def test_workers_outlive_their_standby(begin: Begin, capsys: pytest.CaptureFixtu
     assert worker.poll() is None
     os.kill(worker.pid, signal.SIGKILL)
     assert ended(worker) == -signal.SIGKILL
-
-
-def test_a_stop_signal_to_all_processes_of_a_job_does_not_end_it(
-    begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    one = begin()
-    for number in STOP_SIGNALS:
-        os.kill(one.process.pid, number)
-    assert ended(forked(one, environment(tmp_path / "says", 75))) == 75
-    assert capsys.readouterr().out == ""
