@@ -29,10 +29,11 @@ def test_all_forms_of_a_data_set_hold_the_same(tmp_path: Path) -> None:
 def test_a_sample_is_an_image_in_one_of_its_places() -> None:
     image = torch.arange(1, 10, dtype=torch.uint8).reshape(1, 1, 3, 3)
     samples = files.Shifted(image.repeat(2, 1, 1, 1), torch.tensor([5, 6]), 1)
-    assert len(samples) == 18
-    images, labels = samples[[1, 9 + 8]]
-    assert labels.tolist() == [5, 6]
-    assert images[:, 0].tolist() == [[[0, 0, 0], [1, 2, 3], [4, 5, 6]], [[5, 6, 0], [8, 9, 0], [0, 0, 0]]]
+    images, labels = samples[[1, 17]]
+    assert (len(samples), labels.tolist()) == (18, [5, 6])
+    assert torch.equal(images[0, 0, 1:], image[0, 0, :2])  # down by one
+    assert torch.equal(images[1, 0, :2, :2], image[0, 0, 1:, 1:])  # up and to the left
+    assert int(images.count_nonzero()) == 6 + 4
 
 
 BOMB = gzip.compress(bytes(files.LARGEST + 1), 1)

@@ -149,24 +149,20 @@ def test_the_digest_is_that_of_one_process(
 
 
 @pytest.mark.slow
-def test_synthetic_and_cifar10(project: Path, jobs: list[Job], tmp_path: Path) -> None:
-    files = project / "cifar"
+def test_cifar10(project: Path, jobs: list[Job], tmp_path: Path) -> None:
+    files, run = project / "cifar", shared("cifar10")
     write_cifar(files, 40)
     own(files)
-    short = ("train.max_steps=6", "snapshot.hot_every_steps=0")
-    small = (*short, "model.width=4", f"data.path={files}")
-    for recipe, overrides in (("synthetic", short), ("cifar10", small)):
-        run = shared(recipe)
-        job = submit(jobs, project, recipe, "--nodes=2", "--nproc-per-node=2", f"run.dir={run}", *overrides)
-        finished(job)
-        assert "4 processes on cpu (gloo)" in job.log()
-        assert digest(run) == undisturbed(tmp_path / recipe, recipe, overrides)
+    overrides = ("train.max_steps=6", "snapshot.hot_every_steps=0", "model.width=4", f"data.path={files}")
+    job = submit(jobs, project, "cifar10", "--nodes=2", "--nproc-per-node=2", f"run.dir={run}", *overrides)
+    finished(job)
+    assert "4 processes on cpu (gloo)" in job.log()
+    assert digest(run) == undisturbed(tmp_path, "cifar10", overrides)
 
 
 def test_mistakes_end_the_job_with_64_and_their_message(alone: str, project: Path, jobs: list[Job]) -> None:
     cases = [
         ("train", "--nodes=2", ["modle.n_head=2"], {}, "modle.n_head is not a key (did you mean model.n_head?)"),
-        ("gloo", "--nodes=2", ["modle.n_head=2"], {}, "modle.n_head is not a key (did you mean model.n_head?)"),
         ("nccl", "--nodes=1", [], {}, "world.backend=nccl, but no GPU is visible"),
         ("train", "--nodes=1", [], {"MINGPT_PYTHON": "/nowhere"}, "MINGPT_PYTHON=/nowhere: there is no such program"),
     ]

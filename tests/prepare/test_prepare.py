@@ -5,7 +5,6 @@ import csv
 import gzip
 import io
 import json
-import os
 import re
 import signal
 import subprocess
@@ -223,6 +222,7 @@ def test_a_source_that_changed_under_its_name_and_size_is_noticed(tmp_path: Path
     assert prepared([write_jsonl(tmp_path / "copy/a.jsonl", ["king"])], out) == first
     told(refused([write_jsonl(tmp_path / "other/a.jsonl", ["kine"])], out), tmp_path)
     told(refused([write_jsonl(source, ["wing"])], out), tmp_path)
+    assert refused([source], out, most=1).startswith("--out=")
     assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
 
 
@@ -375,19 +375,6 @@ def test_files_beyond_are_not_read_and_fewer_than_asked_for_are_noted(
     prepared([*sources, bad], tmp_path / "out", most=2000)
     prepared(sources, tmp_path / "all", most=1_000_000)
     told(capsys.readouterr().out)
-
-
-def test_a_finished_one_is_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "READ", 200)  # it ends in the middle of a file
-    sources = [write_jsonl(tmp_path / f"{i}.jsonl", some_texts(20, seed=i)) for i in range(3)]
-    first = prepared(sources, tmp_path / "out", most=2000)
-    for source in sources:
-        os.utime(source, (1, 1))  # of another time, so that it is read again
-    assert prepared(sources, tmp_path / "out", most=2000) == first
-    sources[1].write_bytes(sources[1].read_bytes().replace(b"the", b"tha", 1))
-    for most in (2001, 0, 2000):
-        with pytest.raises(UserError, match=r"^--out="):
-            prepared(sources, tmp_path / "out", most=most)
 
 
 def test_numbers_are_written_as_people_write_them() -> None:
