@@ -312,17 +312,6 @@ def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: Capture
     assert re.findall(r"jsonl line (\d+): ", capsys.readouterr().out) == [*map(str, BAD_LINES)]
 
 
-def test_bad_lines_of_finished_files_count_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingpt.prepare.prepare.RECORD_SECONDS", 0)
-    given = [write_with_bad_lines(tmp_path / f"{i}.jsonl", some_texts(20, seed=i)) for i in range(3)]
-    undisturbed = prepared(given, tmp_path / "undisturbed", skip_bad=15)
-    assert "2.jsonl line 9: " in refused(given, tmp_path / "out", skip_bad=13)
-    assert json.loads((tmp_path / "out" / "progress.json").read_text())["done"]["files"] == 2
-    assert "2.jsonl line 12: " in refused(given, tmp_path / "out", skip_bad=14)
-    assert prepared(given, tmp_path / "out", skip_bad=15) == undisturbed
-    assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
-
-
 def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "a\x1b[2J\nerror: no.jsonl").write_text('{"\\u001b]0;x\\u0007\\n": 1}\n{"text": "a"}\n')
     how = into(tmp_path, "--val-fraction", "0")

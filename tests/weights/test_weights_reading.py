@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.weights.fitting import form_of
-from mingpt.weights.reading import read_weights, start_from
+from mingpt.weights.reading import start_from
 from mingpt.weights.tokenizer import tokenizer_files
 from model_kit import random_tokens
 from snapshot_kit import ALONE
@@ -57,19 +56,6 @@ def test_published_checkpoints_leave_out_a_prefix_and_hold_masks_and_a_tied_head
     change_weights(folder, published)
     change_config(folder, n_inner=None, scale_attn_weights=None, architectures=["GPT2Model"])
     assert all(torch.equal(a, b) for a, b in zip(loaded(folder).parameters(), expected.parameters(), strict=True))
-
-
-def test_the_identity_is_that_of_weights_and_config_at_any_url(folder: Path) -> None:
-    saved(folder)
-    (folder / "README.md").write_text("of no account")
-    fs = fsspec.filesystem("memory")
-    fs.makedirs("/weights", exist_ok=True)
-    fs.put(f"{folder}/", "/weights/", recursive=True)
-    (folder / "README.md").unlink()
-    first = read_weights(str(folder), FORM, V37).sha256
-    assert read_weights("memory://weights", FORM, V37).sha256 == first
-    change_weights(folder, lambda tensors: {n: t + 1 for n, t in tensors.items()})
-    assert read_weights(str(folder), FORM, V37).sha256 != first
 
 
 def test_the_model_may_know_fewer_positions_and_its_embedding_or_theirs_may_be_padded(folder: Path) -> None:
