@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from image_kit import write_cifar
 from lab_kit import ROOT, SMALL, USER, USER_ID, cut, digest, mend, needs_lab, on, shared, undisturbed, wait_until
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
@@ -112,11 +111,6 @@ def finished(job: Job, limit: float = 300) -> None:
     assert job.wait(limit) == ("COMPLETED", "0"), job.tail()
 
 
-def test_host_lists_are_read_as_slurm_reads_them() -> None:
-    for text in ("n1", "gpu[01-03,7],login", "a,b", "rack[1-2]n[8-10],x", "n[098-101]", "p4d-dy-24xlarge-[1-12]"):
-        assert hostnames(text) == on("login", "scontrol", "show", "hostnames", text).split(), text
-
-
 @pytest.mark.slow
 def test_set_up_by_itself_and_a_process_for_each_gpu(alone: str, project: Path, jobs: list[Job]) -> None:
     run = shared("train")
@@ -146,18 +140,6 @@ def test_the_digest_is_that_of_one_process(
     finished(job)
     assert f"{processes} processes on cpu (gloo)" in job.log()
     assert digest(run) == alone
-
-
-@pytest.mark.slow
-def test_cifar10(project: Path, jobs: list[Job], tmp_path: Path) -> None:
-    files, run = project / "cifar", shared("cifar10")
-    write_cifar(files, 40)
-    own(files)
-    overrides = ("train.max_steps=6", "snapshot.hot_every_steps=0", "model.width=4", f"data.path={files}")
-    job = submit(jobs, project, "cifar10", "--nodes=2", "--nproc-per-node=2", f"run.dir={run}", *overrides)
-    finished(job)
-    assert "4 processes on cpu (gloo)" in job.log()
-    assert digest(run) == undisturbed(tmp_path, "cifar10", overrides)
 
 
 def test_mistakes_end_the_job_with_64_and_their_message(alone: str, project: Path, jobs: list[Job]) -> None:

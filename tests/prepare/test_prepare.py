@@ -312,17 +312,6 @@ def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: Capture
     assert re.findall(r"jsonl line (\d+): ", capsys.readouterr().out) == [*map(str, BAD_LINES)]
 
 
-def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "a\x1b[2J\nerror: no.jsonl").write_text('{"\\u001b]0;x\\u0007\\n": 1}\n{"text": "a"}\n')
-    how = into(tmp_path, "--val-fraction", "0")
-    assert cli.run("prepare", [f"{tmp_path}/a*.jsonl", *how]) == 64
-    assert cli.run("prepare", [f"{tmp_path}/a*.jsonl", *how, "--skip-bad", "1"]) == 0
-    out, err = capsys.readouterr()
-    assert "\x1b" not in out + err
-    assert err.count("\n") == 1
-    assert f"{tmp_path}/a\\x1b[2J\\nerror: no.jsonl line 1: " in err
-
-
 @pytest.mark.parametrize(
     "arguments",
     ["no.txt", "no-*.txt", ".", "x --val-fraction 1 --processes 0", "x --tokenizer nowhere", "x --tokens=10G"],
