@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from examples.images import files
-from image_kit import cifar_files, write_archive, write_cifar, write_idx
+from image_kit import cifar_files, write_archive, write_idx
 from mingpt.errors import UserError
 
 TINY = ("model.side=8", "model.width=4", "model.stages=1", "batch.global_size=8", "batch.micro_size=4")
@@ -18,9 +18,10 @@ def test_all_forms_of_a_data_set_hold_the_same(tmp_path: Path) -> None:
     found = [files.source(str(url), 4) for url in (plain, packed, f"file://{plain}")]
     assert len({source.sha256 for source in found}) == 1
     assert (len(found[0].train), len(found[0].validation), found[0].answer_length) == (60, 6, 1)
-    folder, archive = write_cifar(tmp_path / "c"), write_archive(tmp_path / "c.tar.gz", cifar_files())
-    source, raw = files.source(str(folder), 4), cifar_files()["data_batch_1.bin"]
-    assert files.source(str(archive), 4).sha256 == source.sha256
+    for name, content in (cifar := cifar_files()).items():
+        (tmp_path / name).write_bytes(content)
+    source, raw = files.source(str(tmp_path), 4), cifar["data_batch_1.bin"]
+    assert files.source(str(write_archive(tmp_path / "c.tar.gz", cifar)), 4).sha256 == source.sha256
     images, labels = source.train[[0, 1]]
     assert (images.shape, images.dtype, labels.tolist()) == ((2, 3, 32, 32), torch.uint8, [raw[0], raw[3073]])
     assert images[1, :, 2, 5].tolist() == [raw[3073 + 1 + plane * 1024 + 2 * 32 + 5] for plane in range(3)]
@@ -29,10 +30,11 @@ def test_all_forms_of_a_data_set_hold_the_same(tmp_path: Path) -> None:
 def test_a_sample_is_an_image_in_one_of_its_places() -> None:
     image = torch.arange(1, 10, dtype=torch.uint8).reshape(1, 1, 3, 3)
     samples = files.Shifted(image.repeat(2, 1, 1, 1), torch.tensor([5, 6]), 1)
-    assert len(samples) == 18
-    images, labels = samples[[1, 9 + 8]]
-    assert labels.tolist() == [5, 6]
-    assert images[:, 0].tolist() == [[[0, 0, 0], [1, 2, 3], [4, 5, 6]], [[5, 6, 0], [8, 9, 0], [0, 0, 0]]]
+    images, labels = samples[[1, 17]]
+    assert (len(samples), labels.tolist()) == (18, [5, 6])
+    assert torch.equal(images[0, 0, 1:], image[0, 0, :2])  # down by one
+    assert torch.equal(images[1, 0, :2, :2], image[0, 0, 1:, 1:])  # up and to the left
+    assert int(images.count_nonzero()) == 6 + 4
 
 
 BOMB = gzip.compress(bytes(files.LARGEST + 1), 1)

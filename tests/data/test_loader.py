@@ -37,6 +37,7 @@ def waiting() -> BaseProcess:
     return process
 
 
+@pytest.mark.slow
 def test_a_death_that_an_observer_was_told_of_ends_the_next_read() -> None:
     before = {*multiprocessing.active_children()}
     items: Any = loader.load(SAMPLES, WORK, 1, 600.0, torch.device("cpu"))

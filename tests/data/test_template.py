@@ -176,7 +176,6 @@ WRONG = {
         "{{ 1 // (messages[0].content | length - 1) if messages }}" + CHATML,
         [("user", "!"), ("assistant", "1")],
     ),
-    "fails always": ("{{ 1 // 0 }}" + CHATML, None),
     "unsafe": ("{{ messages.append(1) }}" + CHATML, None),
     "reaches out": ("{{ messages.__class__.__mro__[1] }}" + CHATML, None),
     "the time": ("{{ strftime_now('%Y') }}" + CHATML, None),

@@ -26,13 +26,12 @@ CONSTANTS = "huggingface_hub.constants"
 class Repository:
     """token: what a reader needs; empty: it is public. gated: terms have to be accepted first.
 
-    visibility: what its maker asked for. messages: of the commits that were pushed.
+    visibility: what its maker asked for.
     """
 
     token: str = ""
     gated: bool = False
     visibility: str = ""
-    messages: list[str] = field(default_factory=list)
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     main: str = ""
 
@@ -123,11 +122,8 @@ class _Handler(Quiet):
             files = dict(repository.commits[repository.main])
             for operation in operations:
                 about = operation["value"]
-                match operation["key"]:
-                    case "header":
-                        repository.messages.append(about["summary"])
-                    case "file":
-                        files[about["path"]] = base64.b64decode(about["content"])
+                if operation["key"] == "file":
+                    files[about["path"]] = base64.b64decode(about["content"])
             sha = repository.commit(files)
             self.json({"commitUrl": f"http://{self.headers['Host']}/{name}/commit/{sha}", "commitOid": sha})
 

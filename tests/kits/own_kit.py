@@ -267,7 +267,7 @@ class Recorder:
 class Fails:
     def on(self, event: Event) -> None:
         if isinstance(event, StepDone):
-            raise ValueError(f"step {event.step} is not to its taste")
+            raise ValueError(f"step {event.step} is not to its taste: https://user:S3CRET@example.com/")
 
 
 class Quits:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -106,12 +105,6 @@ def undisturbed(folder: Path, experiment: str, overrides: tuple[str, ...]) -> st
     command = [sys.executable, "-m", "mingpt.train", f"experiment={experiment}", f"run.dir={folder}/alone", *overrides]
     subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=600, capture_output=True)
     return digest(folder / "alone")
-
-
-def read_history(run_dir: Path) -> list[dict[str, Any]]:
-    """The attempts that the newest snapshot tells of."""
-    store = Store(f"{run_dir}/snapshots")
-    return read(store, store.steps()[0]).manifest.history
 
 
 CLONE_NEWNET = 0x40000000  # of Linux's <sched.h>

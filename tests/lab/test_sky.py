@@ -1,13 +1,11 @@
 """`sky launch` of the recipes as they are, by real SkyPilot on real Slurm nodes."""
 
-import ctypes
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from curves_kit import of_wandb
 from lab_kit import (
     ROOT,
     SMALL,
@@ -16,7 +14,6 @@ from lab_kit import (
     mend,
     needs_lab,
     on,
-    read_history,
     shared,
     sky,
     undisturbed,
@@ -50,15 +47,6 @@ def cluster() -> Iterator[str]:
     sky("down", "-y", name)
 
 
-def losses(run_dir: Path) -> dict[int, float]:
-    """The curve in TensorBoard's files."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(f"{run_dir}/tensorboard", {"scalars": 0})
-    events.Reload()
-    return {event.step: event.value for event in events.Scalars("loss")}
-
-
 def statuses(cluster: str) -> dict[str, str]:
     """The status of each of the cluster's jobs, by its number."""
     return dict(re.findall(r"^(\d+) .*\] +([A-Z_]+) ", sky("queue", cluster).stdout, re.M))
@@ -67,13 +55,9 @@ def statuses(cluster: str) -> dict[str, str]:
 def test_both_recipes_on_two_nodes_and_mistakes_that_end_a_job(alone: str, cluster: str) -> None:
     static, elastic = shared("static"), shared("rdzv")
     two = ("--num-nodes", "2", "--gpus", "L4:2")
-    curves = env(WANDB_MODE="offline")
-    words = training(static, "track=[tensorboard,wandb]")
-    done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *two, *curves, *words)
+    done = sky("launch", "-y", "-c", cluster, "recipes/train.yaml", *two, *training(static))
     assert "4 processes on cpu (gloo), 16 microbatches of 4 x 32 tokens" in done.stdout
     assert digest(static) == alone
-    assert set(range(1, 25)) == {*losses(static)}
-    assert losses(static) == {step: ctypes.c_float(loss).value for step, loss in of_wandb(str(static))["loss"]}
 
     done = sky("exec", cluster, "recipes/train-rdzv.yaml", *two, *training(elastic))
     assert "4 processes on cpu (gloo)" in done.stdout
@@ -164,8 +148,6 @@ def test_a_managed_job_goes_on_after(fault: Callable[[int], None], managed: Path
     assert end == (1, "SUCCEEDED")
     (run_dir,) = runs.iterdir()  # one task id, one run
     assert digest(run_dir) == alone
-    attempts = {h["attempt"] for h in read_history(run_dir)}
-    assert attempts >= {1, 2}
 
 
 @pytest.mark.slow

@@ -95,13 +95,6 @@ def test_a_line_is_there_at_once_on_a_disk_and_after_each_flush_in_a_bucket(run_
     assert told(run_dir) == [(1, 1), (1, 2), (1, 3), (1, 4)]
 
 
-def test_attempts_are_numbered_from_the_newest_claim_or_segment_on(run_dir: str) -> None:
-    assert newest_number(run_dir) == 0
-    for segment, claims in ((41, (42, 43)), (99999, (100000, 100001))):  # 42 died before its first line
-        log(run_dir, segment, {"step": 1})
-        assert tuple(Attempt.claim(run_dir, 0, None).number for _ in claims) == claims
-
-
 def test_a_segment_has_json_lines_with_the_names_that_all_observers_use(tmp_path: Path) -> None:
     """JSON has no word for what is not finite. A peak that is not known is left out, and so is a step not logged."""
     metrics = MetricsLog(str(tmp_path), 12, print)

