@@ -21,7 +21,7 @@ def world_of(nodes: int, each: int, rank: int) -> World:
     return replace(ALONE, rank=rank, size=nodes * each, inside=inside, across=across)
 
 
-@pytest.mark.parametrize(("nodes", "each"), [(2, 3), (3, 2), (4, 4), (5, 3)])
+@pytest.mark.parametrize(("nodes", "each"), [(2, 3), (3, 2), (5, 3)])
 @pytest.mark.parametrize("microbatches", [16, 33])
 def test_two_hops_add_up_along_the_tree(nodes: int, each: int, microbatches: int) -> None:
     values = torch.randn(microbatches, generator=torch.Generator().manual_seed(0)).exp2().unbind()

@@ -16,7 +16,7 @@ def gradient(shape: tuple[int, int], step: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(step))
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (8, 24), (24, 8), (1, 5), (7, 3)])
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8), (1, 5)])
 def test_two_steps_are_those_of_torch(shape: tuple[int, int]) -> None:
     """torch multiplies in bfloat16, whose rounding is within 2% of the update."""
     config = Optimizer(name="muon", lr=0.02, momentum=0.9, weight_decay=0.1, clip_norm=0)

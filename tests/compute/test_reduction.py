@@ -81,7 +81,6 @@ class Branches(nn.Module):
     ("count", "used", "bucket_bytes"),
     [
         (1, {0}, 1000),
-        (2, {0}, 1000),
         (4, {1, 3}, BUCKET_BYTES),
         (5, {0, 1, 3}, 1000),
         (7, {4}, 1000),

@@ -1,7 +1,6 @@
 // Stands in for NVIDIA's driver, so that torch's CUDA wheel runs on fake tensors where there is no GPU.
 // Built twice: as a library to preload, whose functions hide the CUDA runtime's, and as an empty libcuda.so.1.
 #include <string.h>
-#include <stdlib.h>
 #include <driver_types.h>
 
 typedef int result; // 0: success
@@ -9,14 +8,10 @@ typedef int result; // 0: success
 #ifdef DRIVER
 result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = 0; return 0; }
 #else
-// FAKE_GPU: compute capability, 75 to 90. Torch chooses its attention kernels by it.
 result cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
-  const char *name = getenv("FAKE_GPU");
-  int capability = name ? atoi(name) : 90;
   memset(p, 0, sizeof *p);
   strcpy(p->name, "a fake GPU");
-  p->major = capability / 10;
-  p->minor = capability % 10;
+  p->major = 9; // the minor one is 0; torch chooses its attention kernels by it
   p->multiProcessorCount = 132;
   p->totalGlobalMem = 80ul << 30;
   p->warpSize = 32;
