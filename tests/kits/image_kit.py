@@ -1,6 +1,5 @@
 """Tiny labelled images in the formats of the real data sets."""
 
-import gzip
 import io
 import tarfile
 from pathlib import Path
@@ -11,7 +10,7 @@ from torch import Tensor
 from examples.images.files import CIFAR, IDX, RECORD
 
 
-def write_idx(folder: Path, train: int = 60, test: int = 21, side: int = 8, packed: bool = False) -> Path:
+def write_idx(folder: Path, train: int = 60, test: int = 21, side: int = 8) -> Path:
     """The four files of a data set like MNIST: noise with a bright stripe, whose place says which of four classes."""
     folder.mkdir(parents=True, exist_ok=True)
     for names, count in zip(IDX, (train, test), strict=True):
@@ -20,8 +19,7 @@ def write_idx(folder: Path, train: int = 60, test: int = 21, side: int = 8, pack
         images = torch.randint(40, (count, side, side), generator=random)
         images[torch.arange(count), where] += 200
         for name, array in zip(names, (images, where * 4 // side), strict=True):
-            content = idx(array)
-            (folder / (f"{name}.gz" if packed else name)).write_bytes(gzip.compress(content) if packed else content)
+            (folder / name).write_bytes(idx(array))
     return folder
 
 

@@ -4,9 +4,7 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -119,25 +117,3 @@ def test_a_job_trains_as_one_process_does(cluster: Machines, alone: str) -> None
     assert "2 processes on cpu (gloo)" in said
     assert "nodes are busy" not in said  # each step begins after the one before
     assert digest(cluster.home / "run") == alone
-
-
-@pytest.mark.parametrize("lost", NODES)  # the first one runs the job's script
-def test_a_node_without_power_is_a_requeue(lost: str, cluster: Machines, tmp_path: Path) -> None:
-    job = submit(cluster, training(lost, *LONG))
-    out = f"train_{job}.out"
-    wait_until(lambda: re.search(r"^step 30: snapshot", log(cluster, out), re.M), "step 30", 300)
-    cluster.lose(lost)
-    wait_until(lambda: state(cluster, job) == "PENDING", f"the job is back in the queue: {log(cluster, out)}", 300)
-    assert re.search(f"^{lost} down", cluster.run("ctl", "sinfo -h -N -o '%N %T'"), re.M)
-    # No machine boots faster. Slurm 22.05.8 left out of the job a node that was back 0.4 s after the requeue.
-    time.sleep(15)
-    cluster.boot(lost, 1)
-    idle = "".join(f"{node} idle\n" for node in NODES)
-    wait_until(lambda: cluster.run("ctl", "sinfo -h -N -o '%N %T'") == idle, f"{lost} is used again", 120)
-    cluster.run("ctl", f"scontrol update JobId={job} StartTime=now")  # or two minutes later
-    said = finish(cluster, job, f"train_{job}")
-    assert " Restarts=1 " in cluster.run("ctl", f"scontrol show job -o {job}")
-    resumed = re.search(r"^resumed from step (\d+) of ", said, re.M)
-    assert resumed
-    assert int(resumed[1]) >= 30
-    assert digest(cluster.home / lost) == undisturbed(tmp_path, "shakespeare_10m", (*SMALL, *LONG))

@@ -6,9 +6,6 @@ import gzip
 import io
 import json
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +25,6 @@ from mingpt.prepare import documents, sources
 from mingpt.prepare.documents import Options
 from mingpt.prepare.prepare import token_count
 from mingpt.prepare.sources import File, identity_of
-from node_kit import wait_until
 from prepare_kit import VOCABULARY, expected, files, into, jsonl, killed, prepared, row, some_texts, write_jsonl
 from told import Told
 
@@ -155,22 +151,6 @@ def test_killed_again_and_again_it_goes_on_after_the_last_finished_file(
     assert prepared(given, tmp_path / "out", **options) == undisturbed
     assert begun == first
     assert files(tmp_path / "out") == files(tmp_path / "undisturbed")
-
-
-@pytest.mark.slow
-def test_sigkill_in_the_middle_changes_no_byte(tmp_path: Path) -> None:
-    for i in range(40):
-        write_jsonl(tmp_path / f"{i:02d}.jsonl", some_texts(400, seed=i))
-
-    how = [f"{tmp_path}/*.jsonl", *into(tmp_path, "--shard-tokens=5000", "--processes=2")]
-    assert cli.run("prepare", [*how, f"--out={tmp_path}/undisturbed"]) == 0
-    out = tmp_path / "out"
-    with subprocess.Popen([sys.executable, "-m", "mingpt", "prepare", *how]) as process:
-        wait_until((out / "progress.json").exists, "the first record")
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
-    assert cli.run("prepare", how) == 0
-    assert files(out) == files(tmp_path / "undisturbed")
 
 
 def test_a_begun_data_set_goes_on_only_as_it_was_left(tmp_path: Path, told: Told) -> None:

@@ -191,3 +191,19 @@ def test_a_writer_that_is_broken_in_one_process_ends_the_run_in_all(
 
     monkeypatch.setattr(Checkpointer, "is_due", another_is_broken)
     assert train() == CRASHED
+
+
+def test_the_processes_wait_longer_for_each_other_than_any_of_them_may_wait_for_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that goes on failing gives up within writer.limit_seconds, however long retry_seconds is."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    failing(monkeypatch, "snapshot.dir", NO_ANSWER)
+    writer = SnapshotWriter(
+        Store(str(tmp_path)), ALONE, Retention(9), PROVENANCE, lambda line: None, retry_seconds=1e6, limit_seconds=100
+    )
+    with pytest.raises(SnapshotFailed):
+        writer.save(1, state_of(1))
+    assert clock[0] <= 100

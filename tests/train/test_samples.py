@@ -52,3 +52,11 @@ def test_data_without_texts_and_prompts_without_tokens_are_refused(
     for how in (("data=random",), (*places, "train.sample_prompt=QED")):
         assert attempt(settings_of(f"{tmp_path}/run", *SAMPLES, *how), Lifetime()) == USER_ERROR
     told(capsys.readouterr().err, tmp_path)
+
+
+def test_the_others_do_not_wait_for_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, cache: Path
+) -> None:
+    monkeypatch.setattr(evaluation, "SAMPLE_SECONDS", 0.0)
+    train_here(f"{tmp_path}/run", f"data.path={text}", f"data.cache_dir={cache}", *SAMPLES)
+    assert {len(row["sample"]) for row in read_metrics(f"{tmp_path}/run") if "sample" in row} == {2}
