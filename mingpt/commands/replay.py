@@ -79,7 +79,7 @@ def _compute(run: Replay, options: Namespace, change: Change) -> Shown:
 
 
 def _check_drop(run: Replay, drop: frozenset[int]) -> None:
-    size = run.bench.context.plan.global_size
+    size = len(run.bench.context.plan.sample_ids(run.step))
     if drop and not isinstance(run.bench.context.model, LanguageModel):
         raise UserError("--drop: which targets a model of one's own counts is not known: leave it out")
     if far := [p for p in sorted(drop) if p >= size]:

@@ -92,6 +92,11 @@ class BatchPlan:
     def position(self, batch: int) -> int:
         return position(batch, self.global_size, self.double_at)
 
+    def seen(self, steps: int) -> int:
+        """How many samples these first steps take."""
+        end, at = self.batch(steps), self.position
+        return at(end) - sum(at(stop) - at(first) for first, stop in self.dropped if stop <= end)
+
     def sample_ids(self, step: int) -> NDArray[np.int64]:
         """The samples of `step` in order, shape (global_size,) or shorter, int64."""
         batch = self.batch(step)

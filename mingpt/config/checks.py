@@ -78,6 +78,8 @@ def _doubling(c: Config, _: int) -> str | None:
     steps, micro = c.batch.double_at, c.batch.micro_size
     if steps != sorted({0, *steps})[1:]:
         return f"batch.double_at={steps}: give steps above 0, each once, in their order"
+    if steps and c.batch.per_process_size:
+        return "batch.double_at grows to batch.global_size: leave batch.per_process_size out"
     if steps and micro == AUTO:
         return "batch.double_at needs a number: batch.micro_size=auto knows microbatches of one size only"
     if micro % (first := 2 ** len(steps)):
@@ -231,7 +233,7 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
         *(_part(key, part) for key, part in config.data.parts().items()),
         Check(config.model.reads, lambda c, _: c.model.problem(c)),
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
-        Check(("batch.double_at", "batch.micro_size"), _doubling),
+        Check(("batch.double_at", "batch.micro_size", "batch.per_process_size"), _doubling),
         Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
         Check(("optimizer.name", "optimizer._target_"), _two_optimizers),
         Check(("train.recompute",), _recompute),

@@ -89,11 +89,12 @@ def prepare(config: Config, model: nn.Module) -> None:
     """Change how the model computes: compiled, recomputed, its loss in pieces. Weights and their names stay.
 
     Each block is compiled by itself: of a model that is compiled whole, the gradients come at the end of backward all
-    at once, and sending them can't overlap it. One compilation serves all blocks. Each
-    shape has kernels of its own: those for any shape would be compiled at the second one that an attempt meets, so a
-    resume might compute with others.
+    at once, and sending them can't overlap it. One compilation serves all blocks. Each shape has kernels of its own:
+    those for any shape would be compiled at the second one that an attempt meets, so a resume might have others.
     """
     compiled = config.train.compile
+    if compiled:  # beyond 8, torch would compute a new shape without its compiler, and a resume with it
+        torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit = 64, True
     if not isinstance(model, LanguageModel):
         if compiled:
             model.compile(dynamic=False)

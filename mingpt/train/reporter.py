@@ -120,8 +120,8 @@ class Reporter:
         if logged:
             self.marks.append((step, trained))
         block, (first, until) = self.config.model.block_size, self.first
-        done, seen = plan.position(step), plan.position(first)
-        speed = (done - plan.position(before)) * block / (trained - seconds)
+        done, seen = plan.seen(step), plan.seen(first)
+        speed = (done - plan.seen(before)) * block / (trained - seconds)
         elapsed = sum(self.lifetime.clock.account().values()) - until
         pace = elapsed / (done - seen) if step > first else block / speed  # a sample's, with evaluations and snapshots
         return StepDone(
@@ -135,7 +135,7 @@ class Reporter:
             tokens_per_second=speed,
             step_seconds=step_seconds,
             tokens_seen=done * block,
-            seconds_left=(plan.position(last) - done) * pace,
+            seconds_left=(plan.seen(last) - done) * pace,
             peak_memory=peak_memory(self.world.device),
             mfu=speed / self.peak if self.peak else None,
             world_size=self.world.size,
@@ -220,7 +220,7 @@ MANY_EPOCHS = 50  # with more, a model memorises its data
 def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str]:
     """One line of figures of each data set, and a WARNING for each that looks like an error."""
     steps = config.train.max_steps
-    sets = [("", source.train, plan.position(steps) / steps)]
+    sets = [("", source.train, plan.seen(steps) / steps)]
     if isinstance(plan, MixedPlan) and isinstance(source.train, MixedSamples):
         shown = zip(source.train.parts, plan.shown(steps), strict=True)
         sets = [(f" of {key}", samples, number / steps) for (key, _, samples), number in shown]

@@ -167,7 +167,8 @@ def after_step(
     harness = Harness(model.eval(), text, world, autocast, config.batch.micro_size, stop=stop)
     try:
         limit = config.train.eval_tasks_limit
-        return TasksEvaluated(done, harness.together(lambda: figures(measure(tasks, harness, limit))))
+        with torch.compiler.set_stance("force_eager"):  # rows of any length: each would be compiled
+            return TasksEvaluated(done, harness.together(lambda: figures(measure(tasks, harness, limit))))
     except NotMeasured as problem:
         return TasksEvaluated(done, {}, str(problem))
     except Stopped:

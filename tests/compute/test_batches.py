@@ -1,6 +1,8 @@
 """The law of the batch plan, as properties. For any data, batch, world and resume point: the same
 samples in the same order, nothing lost, nothing twice."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,8 @@ def test_each_sample_comes_once_an_epoch_and_partial_batches_flow_into_the_next(
 
 def test_a_batch_that_grows_takes_the_same_samples_in_larger_microbatches() -> None:
     plan = BatchPlan(50, 1, 16, 8, double_at=(2, 3))
+    assert [plan.seen(step) for step in (1, 2, 3, 4)] == [4, 8, 16, 32]
+    assert [replace(plan, dropped=((1, 3),)).seen(step) for step in (1, 2, 3)] == [4, 20, 36]
     assert stream(plan, 8) == stream(BatchPlan(50, 1, 4, 2), 24)
     assert [[len(ids) for ids in plan.by_microbatch(step)] for step in (0, 1, 2, 3, 10**9)] == [
         [2, 2], [2, 2], [4, 4], [8, 8], [8, 8],

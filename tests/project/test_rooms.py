@@ -35,12 +35,12 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_350, 216, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_455, 216, 60
 ROOM_TOKENS = {
     "": 11_195,
     "commands": 15_400,
-    "compute": 16_125,
-    "config": 18_495,
+    "compute": 16_180,
+    "config": 18_505,
     "data": 17_800,
     "history": 2_650,
     "launch": 5_635,
@@ -51,11 +51,11 @@ ROOM_TOKENS = {
     "report": 9_400,
     "selftest": 2_300,
     "snapshot": 20_050,
-    "train": 25_805,
+    "train": 25_835,
     "weights": 4_710,
     "world": 14_605,
 }
-PATH_TOKENS = 28_800
+PATH_TOKENS = 28_855
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.
 SCHEMA = {"errors", "config/kinds", "config/schema", "config/section"}
 # Of these the path has what a reader needs to know, and their rooms have the rest. How many other files they import:

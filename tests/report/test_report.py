@@ -104,18 +104,6 @@ def test_numbers_that_are_not_finite_survive(page_of: PageOf) -> None:
     page_of("run")
 
 
-def test_runs_of_which_little_is_known(tmp_path: Path, page_of: PageOf, told: Told) -> None:
-    Made("claimed").claim(1, 0)  # it has not made a step
-    Made("one").attempt(1, 0, 1)
-    Made("metrics").metrics(1, [Made.row(10, loss=2.0)]).metrics(2, [Made.row(20, loss=1.0)])
-    bare = Made("bare")
-    bare.history.append({"attempt": 1, "world_size": 3, "at": "2026-01-01T00:00:00+00:00"})
-    bare.snapshot(5)
-    runs = [f"{tmp_path}/{name}" for name in ("claimed", "one", "metrics", "bare")]
-    told("\n\n".join(shown(page_of(run)) for run in runs), tmp_path)
-    page_of(*runs)
-
-
 # --- safety ---
 
 

@@ -1,5 +1,7 @@
 """Snapshots beside the training: what is written is the state of its step, and what a slow or failing store does."""
 
+import errno
+import re
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from mingpt.errors import SnapshotFailed, UserError
+from mingpt.errors import USER_ERROR, SnapshotFailed, UserError
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Buffer, Store
 from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.train.attempt import attempt
+from mingpt.world.lifetime import Lifetime
+from run_kit import NewRun
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
 
@@ -130,3 +135,20 @@ def test_a_mistake_of_the_user_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"snapshot\.dir=.*/file/snapshots: "):
         save(Store(f"{tmp_path}/file/snapshots"), 1, log=said.append, retry_seconds=60)
     assert said == []
+
+
+def test_a_run_goes_on_without_snapshots_for_as_long_as_it_may(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk is full from step 8 on."""
+    run, write = new_run("snapshot.max_failures=2"), Store.write_part
+
+    def written(store: Store, step: int, *part: Any) -> None:
+        if step >= 8:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(store, step, *part)
+
+    monkeypatch.setattr(Store, "write_part", written)
+    assert attempt(run.arguments(), Lifetime()) == USER_ERROR
+    assert re.findall(r"^SNAPSHOT FAILED \((\d) in a row\)", capsys.readouterr().out, re.M) == ["1", "2"]
+    assert run.store.steps() == [4]
