@@ -171,7 +171,7 @@ class MicrobatchGraph:
 
 
 class Graphs:
-    """Decides for each microbatch whether it is a replay. There is one graph at a time, of one shape of microbatches."""
+    """Decides for each microbatch whether it is a replay. There is one graph at a time, of one shape."""
 
     def __init__(self, context: StepContext, reduction: ExactReduction, wherever_it_fits: bool) -> None:
         """wherever_it_fits: leave it if memory is short."""

@@ -104,7 +104,7 @@ class Refused(Recorded):
 
 @contextmanager
 def graphs_on_cpu(recorder: type[Recorded] = Recorded, except_rank: int | None = None) -> Iterator[type[Recorded]]:
-    """Microbatches on a CPU are replays, unless train.cuda_graphs=false. except_rank: a process that captures nothing."""
+    """Microbatches on a CPU are replays, unless train.cuda_graphs=false. except_rank: this one captures nothing."""
     mine = Refused if os.environ.get("RANK", "0") == str(except_rank) else recorder
     mine.replays = 0
     with patch.dict(graphs.RECORDERS, {"cpu": mine}):

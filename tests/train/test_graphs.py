@@ -15,6 +15,7 @@ from graph_kit import COPY, Recorded, Refused, graphs_on_cpu
 from mingpt.errors import STOPPED
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
+from mingpt.train.replaying import replay
 from own_kit import Linear
 from poison_kit import GUARDED, POISONED, poison
 from replay_kit import Asked, data_of, settings_of, train_here
@@ -73,6 +74,14 @@ def test_evaluation_between_steps_a_stop_and_a_resume(tmp_path: Path, text: Path
         assert attempt(settings_of(f"{tmp_path}/replayed", *run), Asked(3)) == STOPPED
         train_here(f"{tmp_path}/replayed", *run)
     assert digest(f"{tmp_path}/replayed") == digest(f"{tmp_path}/computed")
+
+
+def test_a_replay_of_a_past_step_needs_no_graph(tmp_path: Path, text: Path, cache: Path) -> None:
+    run = (f"data.path={text}", f"data.cache_dir={cache}", "train.max_steps=6")
+    with graphs_on_cpu():
+        train_here(f"{tmp_path}/run", *run)
+    with replay(f"{tmp_path}/run", 2) as past:
+        assert [past.advance().same for _ in range(3)] == [True] * 3
 
 
 def test_a_run_that_goes_back_reads_its_weights_where_they_were(tmp_path: Path) -> None:
