@@ -26,6 +26,7 @@ TIME_LIMIT = 600  # seconds for one run; a hang fails the test instead of the wh
 # microbatches a process, an evaluation whose last piece is not full.
 TINY = (
     "model=gpt-nano",
+    "precision=fp32",  # whatever the experiment says: CPUs emulate bf16
     "model.n_layer=2",
     "model.n_embd=24",
     "model.block_size=16",
