@@ -168,8 +168,8 @@ def test_the_default_experiment_runs_unedited_on_four_nodes_of_four_gpus() -> No
     configured(DEFAULT, world_size=16)
 
 
-# A host's time for a microbatch of this model that is launched kernel by kernel, in seconds: half of what the 12 blocks of
-# GPT-2 took without the compiler (docs/gpus.md). As a CUDA graph a microbatch takes it about a hundredth of that.
+# A host's time for a microbatch of this model that is launched kernel by kernel, in seconds: half of what the 12 blocks
+# of GPT-2 took without the compiler (docs/gpus.md). As a CUDA graph a microbatch takes it about a hundredth of that.
 HOST = 0.03
 
 
