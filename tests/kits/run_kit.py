@@ -26,7 +26,6 @@ TIME_LIMIT = 600  # seconds for one run; a hang fails the test instead of the wh
 # microbatches a process, an evaluation whose last piece is not full.
 TINY = (
     "model=gpt-nano",
-    "precision=fp32",  # whatever the experiment says: CPUs emulate bf16
     "model.n_layer=2",
     "model.n_embd=24",
     "model.block_size=16",
@@ -45,6 +44,7 @@ TINY = (
     "snapshot.asynchronous=false",  # tests count on each of these snapshots
     "snapshot.hot_every_steps=0",
     "track=[]",
+    "precision=fp32",  # whatever the experiment says: CPUs emulate bf16
 )
 
 
