@@ -51,8 +51,8 @@ def plant(plan: dict[str, Any]) -> None:
 
     real, chooser = loop.train_step, random.Random(plan["seed"])
 
-    def step(context: Any, step: int, batches: Any) -> Any:
-        stats = real(context, step, batches)
+    def step(context: Any, step: int, batches: Any, graphs: Any = None) -> Any:
+        stats = real(context, step, batches, graphs)
         if step + 1 == plan["after"]:
             state = context.state()["model" if plan["what"] == "weight" else "optimizer"]
             names = [n for n in sorted(state) if state[n].dtype == torch.float32 and state[n].numel() > 1]

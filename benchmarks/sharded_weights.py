@@ -148,10 +148,10 @@ class SlicedReduction(Reduction):
         super().finish()
         self.most = max(self.most, sum(total.nbytes for stack in self.stacks.values() for _, total in stack))
 
-    def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
+    def _add(self, bucket: Bucket, gradients: list[Tensor], slots: Sequence[Slot] | None) -> None:
         if bucket not in self._flat:
-            self._flat[bucket] = torch.zeros_like(bucket.weights)
-        bucket.view(self._flat[bucket], slot).copy_(gradient)
+            self._flat[bucket] = bucket.empty()
+        torch._foreach_copy_(bucket.views(self._flat[bucket], slots), gradients)
 
     def _start(self, bucket: Bucket) -> None:
         if isinstance(bucket, SlicedBucket) and bucket not in self.stay:
@@ -165,9 +165,9 @@ class SlicedReduction(Reduction):
             work = all_to_all(received, flat if sends else flat[:0], *sizes, async_op=True)
         self._pending.append((bucket, received, work))
         if len(self._pending) > IN_FLIGHT:
-            self._add(*self._pending.pop(0))
+            self._arrived(*self._pending.pop(0))
 
-    def _add(self, bucket: Bucket, received: Tensor, work: Any) -> None:
+    def _arrived(self, bucket: Bucket, received: Tensor, work: Any) -> None:
         if work:
             work.wait()
         stack = self.stacks[bucket]
@@ -182,7 +182,7 @@ class SlicedReduction(Reduction):
 
     def _sum(self, bucket: Bucket) -> Tensor:
         while self._pending:
-            self._add(*self._pending.pop(0))
+            self._arrived(*self._pending.pop(0))
         return self.stacks[bucket][-1][1]
 
 

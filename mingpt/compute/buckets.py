@@ -6,7 +6,7 @@ So what is computed by element (AdamW) or by chunk (the gradient's norm) has the
 (Rajbhandari et al. 2020) calls such slices shards.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,6 +76,10 @@ class Bucket:
             view = self.view(self.weights, slot)
             view.copy_(slot.parameter.detach())
             slot.parameter.data = view
+        # Where no parameter lies. Norms are taken of whole chunks: each tensor of this layout has zeros there.
+        ends = [slot.start + slot.parameter.numel() for slot in self.slots]
+        starts = [*(slot.start for slot in self.slots[1:]), len(self.weights)]
+        self.gaps = [slice(a, b) for a, b in zip(ends, starts, strict=True) if a < b]
         first_owned, end_owned = (self.rank, self.rank + 1) if self.shard else (0, self.size)
         self.owned = range(first_owned * self.length, end_owned * self.length)
 
@@ -83,6 +87,17 @@ class Bucket:
         """The parameter's part of a tensor with this bucket's layout, in its shape."""
         p = slot.parameter
         return flat.as_strided(p.shape, p.stride(), flat.storage_offset() + slot.start)
+
+    def views(self, flat: Tensor, slots: Sequence[Slot] | None) -> list[Tensor]:
+        """The parts of some parameters of a tensor with this bucket's layout; None: the tensor itself."""
+        return [flat] if slots is None else [self.view(flat, slot) for slot in slots]
+
+    def empty(self) -> Tensor:
+        """A tensor of this layout to be written to: zeros in the gaps, anything elsewhere."""
+        flat = torch.empty_like(self.weights)
+        if self.gaps:
+            torch._foreach_zero_([flat[gap] for gap in self.gaps])
+        return flat
 
     @property
     def local(self) -> Tensor:

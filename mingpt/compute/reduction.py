@@ -7,7 +7,8 @@ powers of two), this sends as many bytes as a ring all-reduce, or fewer; docs/ex
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -39,14 +40,24 @@ class Reduction:
         self.place: dict[Tensor, tuple[int, Slot]] = {slot.parameter: (i, slot) for i, slot in slots}
         self.sums: list[Tensor] = []
         self.last = False
+        # A CPU adds a gradient at once, while it is in the cache. For a GPU all of a bucket wait for each other: its
+        # host then launches one addition for all, in place of 148 for GPT-2 (43 us each on an H200's host).
+        self.by_bucket = world.device.type == "cuda"
         self._microbatch: int | None = None  # from `expect` until its gradients are complete
         self._missing: list[set[Tensor]] = []  # by bucket, the parameters without a gradient so far
+        self._waiting: list[list[tuple[Slot, Tensor]]] = [[] for _ in buckets]  # gradients for the rest of their bucket
         self._complete = 0  # how many buckets have all gradients
+        self._into: Mapping[Bucket, Tensor] | None = None  # within `writes_to`
         for _, slot in slots:
             slot.parameter.register_post_accumulate_grad_hook(self._ready)
 
     def begin(self) -> None:
         self.sums, self.last, self._microbatch = [], False, None
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
+        for waiting in self._waiting:
+            waiting.clear()
         for p in self.place:
             p.grad = None
 
@@ -54,7 +65,28 @@ class Reduction:
         """The next backward is that of this microbatch. last: whether it is this process's last one."""
         self._add_unused()
         self._microbatch, self.last, self._complete = microbatch, last, 0
+        self._expect_all()
+
+    def _expect_all(self) -> None:
         self._missing = [{slot.parameter for slot in bucket.slots} for bucket in self.buckets]
+
+    @contextmanager
+    def writes_to(self, gradients: Mapping[Bucket, Tensor]) -> Iterator[None]:
+        """A backward within adds nothing to the sums: it writes its gradients there, in the buckets' layout.
+
+        Raises RuntimeError unless there was one gradient for each parameter.
+        """
+        self._add_unused()
+        self._into = gradients
+        self._expect_all()
+        try:
+            yield
+            if any(self._missing):
+                names = [slot.name for p, (i, slot) in self.place.items() if p in self._missing[i]]
+                raise RuntimeError(f"a microbatch has no gradient of {', '.join(names)}")
+        finally:
+            self._into = None
+            self._forget_gradients()
 
     def finish(self) -> None:
         if not self.last:
@@ -72,26 +104,35 @@ class Reduction:
 
     def _ready(self, p: Tensor) -> None:
         """Autograd calls it when a backward has completed a parameter's gradient."""
-        if self._microbatch is None or p.grad is None:
+        if p.grad is None or (self._microbatch is None and self._into is None):
             return
         gradient, p.grad = p.grad, None
         i, slot = self.place[p]
         if p not in self._missing[i]:
             raise RuntimeError(f"the gradient of {slot.name} came in parts: use checkpoint(…, use_reentrant=False)")
         self._missing[i].remove(p)
-        if self.on_gradient:
+        if self.on_gradient and self._microbatch is not None:
             self.on_gradient(self._microbatch, p, gradient)
-        self._put(self.buckets[i], slot, gradient)
+        bucket, waiting = self.buckets[i], self._waiting[i]
+        waiting.append((slot, gradient))
+        if self.by_bucket and self._missing[i]:
+            return
+        slots, gradients = [s for s, _ in waiting], [g for _, g in waiting]
+        waiting.clear()
+        if self._into is not None:
+            torch._foreach_copy_(bucket.views(self._into[bucket], slots), gradients)
+            return
+        self._add(bucket, gradients, slots)
         while self._complete < len(self.buckets) and not self._missing[self._complete]:
             self._start(self.buckets[self._complete])
             self._complete += 1
 
-    def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
-        """Take the microbatch's gradient of one parameter."""
+    def _add(self, bucket: Bucket, gradients: list[Tensor], slots: Sequence[Slot] | None) -> None:
+        """Take gradients of the microbatch: one for each slot. slots: None: of the whole bucket, in its layout."""
         raise NotImplementedError
 
     def _start(self, bucket: Bucket) -> None:
-        """All gradients of the bucket have been put: if they are the last ones, send them."""
+        """All gradients of the bucket have been added: if they are the last ones, send them."""
         raise NotImplementedError
 
     def _sum(self, bucket: Bucket) -> Tensor:
@@ -124,6 +165,22 @@ class ExactReduction(Reduction):
 
     def expect(self, microbatch: int, last: bool) -> None:
         super().expect(microbatch, last)
+        self._climb(microbatch)
+
+    def take(self, microbatch: int, last: bool, gradients: Mapping[Bucket, Tensor]) -> None:
+        """Add a microbatch whose gradients are complete, in the buckets' layout, in place of `expect` and a backward.
+
+        They are not kept: the next replay of a graph may write there.
+        """
+        self._add_unused()
+        self.last = last
+        self._climb(microbatch)
+        for bucket in self.buckets:
+            self._add(bucket, [gradients[bucket]], None)
+            self._start(bucket)
+
+    def _climb(self, microbatch: int) -> None:
+        """Find the sums to which the tree adds this microbatch, one after the other."""
         subtree: Subtree = (microbatch, microbatch + 1)
         self._siblings = []
         while self.stack and (parent := self.parents.get((self.stack[-1][0], subtree))):
@@ -131,14 +188,16 @@ class ExactReduction(Reduction):
             subtree = parent
         self.stack.append((subtree, self._siblings[-1] if self._siblings else {}))
 
-    def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
-        for sums in self._siblings:
-            gradient = bucket.view(sums[bucket], slot).add_(gradient)
-        if not self._siblings:
+    def _add(self, bucket: Bucket, gradients: list[Tensor], slots: Sequence[Slot] | None) -> None:
+        for sums in self._siblings:  # one operation for a level of the tree
+            places = bucket.views(sums[bucket], slots)
+            torch._foreach_add_(places, gradients)
+            gradients = places
+        if not self._siblings:  # a left child: its gradients are the sum
             sums = self.stack[-1][1]
             if bucket not in sums:
-                sums[bucket] = torch.zeros_like(bucket.weights)
-            bucket.view(sums[bucket], slot).copy_(gradient)
+                sums[bucket] = bucket.empty()
+            torch._foreach_copy_(bucket.views(sums[bucket], slots), gradients)
 
     def _start(self, bucket: Bucket) -> None:
         for sums in self._siblings[:-1]:
@@ -202,10 +261,10 @@ class FastReduction(Reduction):
         if last:  # the others add to .grad
             super().expect(microbatch, last)
 
-    def _put(self, bucket: Bucket, slot: Slot, gradient: Tensor) -> None:
+    def _add(self, bucket: Bucket, gradients: list[Tensor], slots: Sequence[Slot] | None) -> None:
         if bucket not in self._flat:
-            self._flat[bucket] = torch.zeros_like(bucket.weights)
-        bucket.view(self._flat[bucket], slot).copy_(gradient)
+            self._flat[bucket] = bucket.empty()
+        torch._foreach_copy_(bucket.views(self._flat[bucket], slots), gradients)
 
     def _start(self, bucket: Bucket) -> None:
         flat = self._flat[bucket] = self._flat[bucket].to(self.world.comm_device)

@@ -34,6 +34,8 @@ class Train(Section):
     """CPU threads of each process. Another number gives other bits."""
     compile: bool = False
     """torch.compile each block (a model of your own: whole): slower to start, faster steps."""
+    cuda_graphs: Annotated[bool | Literal["auto"], NO_RESULT] = "auto"
+    """Replay microbatches as one CUDA graph: same bits, less work for the host. auto: on GPUs, if memory allows."""
     recompute: Annotated[Literal["none", "block"], NO_RESULT] = "none"
     """block: keep only the activations between blocks, and compute the others again in backward. Same bits."""
     loss_rows: int = Field(default=0, ge=0)

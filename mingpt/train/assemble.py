@@ -32,6 +32,7 @@ from mingpt.train.bad_steps import BadSteps
 from mingpt.train.context import ALONE, Hooks, StepContext, make_context
 from mingpt.train.evaluation import Evaluation
 from mingpt.train.factory import buffer_check, prepare, try_out
+from mingpt.train.graphs import graphs_for
 from mingpt.train.loop import Run
 from mingpt.train.origin import another_running, claim_attempt, restore
 from mingpt.train.reporter import Reporter, begin_snapshots, open_observers
@@ -169,6 +170,7 @@ def run_of(
         leave_without_a_loss=bad_steps.leave_without_a_loss,
         ended=reporter.end,
         ignore_signals=reporter.lifetime.ignore_signals,
+        graphs=graphs_for(config, context),
     )
 
 

@@ -106,8 +106,13 @@ def prepare(config: Config, model: nn.Module) -> None:
     for i, block in enumerate(blocks):
         compute = torch.compile(block.forward, dynamic=False) if compiled else block.forward
         if config.train.recompute == "block":
-            compute = partial(checkpoint, compute, use_reentrant=False)
+            compute = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=draws(config))
         blocks[i] = Wrapped(block, compute)
+
+
+def draws(config: Config) -> bool:
+    """Whether a block draws random numbers: then what recomputes it needs their state, which no CUDA graph may read."""
+    return isinstance(config.model, Own) or getattr(config.model, "dropout", 0) > 0
 
 
 CURE = "take a layer without running statistics (LayerNorm, GroupNorm in place of BatchNorm)"

@@ -14,6 +14,7 @@ from mingpt.errors import FINISHED, STOPPED
 from mingpt.snapshot.checkpointer import Checkpointer, Content
 from mingpt.snapshot.format import Metrics
 from mingpt.train.context import StepContext
+from mingpt.train.graphs import Graphs
 from mingpt.train.stats import DelayedRead, Figures, StepStats
 from mingpt.train.step import train_step
 
@@ -27,7 +28,8 @@ class Run:
     UserError after too many skipped steps. evaluate(done, last): evaluates if due; whether the validation loss is the
     lowest so far. metrics: what a snapshot stores beside the state; waits for the device. check_buffers: raises
     UserError if buffers of a user's model have changed. leave_without_a_loss(done, last): ends without a snapshot,
-    which is a UserError at the run's end. ended(done, finished, digest): publishes the end.
+    which is a UserError at the run's end. ended(done, finished, digest): publishes the end. graphs: which microbatches
+    are replayed.
     """
 
     context: StepContext
@@ -44,6 +46,7 @@ class Run:
     leave_without_a_loss: Callable[[int, bool], None]
     ended: Callable[[int, bool, str | None], None]
     ignore_signals: Callable[[], None]
+    graphs: Graphs | None = None
 
 
 def train(run: Run) -> int:
@@ -53,7 +56,7 @@ def train(run: Run) -> int:
     """
     context, checkpointer = run.context, run.checkpointer
     for step in range(run.start, run.last_step):
-        stats = train_step(context, step, run.batches)
+        stats = train_step(context, step, run.batches, run.graphs)
         done, last = step + 1, step + 1 == run.last_step
         figures = run.read(done, stats, context.update.guard.skips)
         flags = figures.flags

@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 
 from mingpt.train.context import StepContext
+from mingpt.train.graphs import Graphs
 from mingpt.train.stats import StepStats
 
 
-def train_step(context: StepContext, step: int, batches: Iterator[Sequence[Tensor]]) -> StepStats:
+def train_step(
+    context: StepContext, step: int, batches: Iterator[Sequence[Tensor]], graphs: Graphs | None = None
+) -> StepStats:
     """Do step number `step`, counted from 0. The figures are on the device: reading one waits for it.
 
-    batches: yields the tensors of this process's microbatches, in order.
+    batches: yields the tensors of this process's microbatches, in order. graphs: which of them are replayed.
     """
     model, update, reduction, hooks = context.model, context.update, context.reduction, context.hooks
     microbatches, losses, tokens = context.microbatches, list[Tensor](), list[Tensor]()
@@ -24,18 +27,26 @@ def train_step(context: StepContext, step: int, batches: Iterator[Sequence[Tenso
         for microbatch in microbatches:
             with hooks.phase("wait"):
                 batch = next(batches)
-            tensors = [x.to(context.device, non_blocking=True) for x in batch]
-            torch.manual_seed(context.plan.dropout_seed(step, microbatch))
-            last = microbatch == microbatches[-1]
-            with context.autocast:
-                loss, count = model(*tensors)
-            losses.append(loss)
+            seed, last = context.plan.dropout_seed(step, microbatch), microbatch == microbatches[-1]
+            graph = graphs.of(batch, seed, last) if graphs else None
+            if graph:  # forward and backward at once
+                loss, count = graph(batch, seed)
+            else:
+                tensors = [x.to(context.device, non_blocking=True) for x in batch]
+                torch.manual_seed(seed)
+                with context.autocast:
+                    loss, count = model(*tensors)
+            losses.append(loss.detach())
             tokens.append(count)
             if last:  # all figures but the gradients are known; they are sent while backward computes
                 context.stats.start(losses, tokens, hooks.flags(), hooks.times())
+            if graph:
+                graph.add(microbatch, last)
+                continue
             reduction.expect(microbatch, last)
             if loss.requires_grad:  # otherwise the microbatch uses no parameter, and its gradients are zeros
                 update.scaled(loss).backward()
+            del loss  # and what autograd knows of it: a capture must not find that
         with hooks.phase("exchange"):
             reduction.finish()
             stats = context.stats.finish()

@@ -76,7 +76,7 @@ class Branches(nn.Module):
         return loss
 
 
-@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("fast", "by_bucket"), [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize(
     ("count", "used", "bucket_bytes"),
     [
@@ -88,9 +88,9 @@ class Branches(nn.Module):
     ],
 )
 def test_gradients_are_added_along_the_tree_and_fast_ones_from_left_to_right(
-    world: World, count: int, used: Collection[int], bucket_bytes: int, fast: bool
+    world: World, count: int, used: Collection[int], bucket_bytes: int, fast: bool, by_bucket: bool
 ) -> None:
-    """What a microbatch does not use has a gradient of zeros there."""
+    """What a microbatch does not use has a gradient of zeros there. by_bucket: added together, as on a GPU."""
     net = Branches(used)
     parameters, losses = list(net.parameters()), [net.loss(m) for m in range(count)]
     strides = [p.stride() for p in parameters]
@@ -99,6 +99,7 @@ def test_gradients_are_added_along_the_tree_and_fast_ones_from_left_to_right(
     made = make_buckets(net.named_parameters(), set(), world, False, bucket_bytes)
     assert len(made) == (7 if bucket_bytes == 1000 else 1)
     reduction = FastReduction(made, world) if fast else ExactReduction(made, count, world)
+    reduction.by_bucket = by_bucket
     for step in range(2):
         reduction.begin()
         for m in range(count):
@@ -113,6 +114,53 @@ def test_gradients_are_added_along_the_tree_and_fast_ones_from_left_to_right(
             assert torch.equal(found, wanted), f"{slot.name} in step {step}"
             assert p.grad is None
     assert [p.stride() for p in parameters] == strides
+
+
+@pytest.mark.parametrize("by_bucket", [False, True])
+@pytest.mark.parametrize("bucket_bytes", [1000, BUCKET_BYTES])
+def test_gradients_of_a_graph_take_the_same_way(world: World, bucket_bytes: int, by_bucket: bool) -> None:
+    """Some microbatches are written to tensors of the buckets' layout, and taken from there; others come by hooks."""
+    count, net = 7, Branches(range(7))
+    net.layers[2].requires_grad_(False)  # which no microbatch uses
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    alone = [torch.autograd.grad(net.loss(m), parameters) for m in range(count)]
+    named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+    made = make_buckets(named, set(), world, False, bucket_bytes)
+    reduction, written = ExactReduction(made, count, world), {bucket: bucket.empty() for bucket in made}
+    reduction.by_bucket = by_bucket
+    for replayed in (set[int](), {0, 1, 3, 6}, {2, 4, 5}, set(range(count))):
+        reduction.begin()
+        for m in range(count):
+            if m in replayed:
+                with reduction.writes_to(written):
+                    net.loss(m).backward()
+                reduction.take(m, m == count - 1, written)
+                for bucket, flat in written.items():  # the next replay would, too
+                    for slot in bucket.slots:
+                        bucket.view(flat, slot).fill_(torch.nan)
+            else:
+                reduction.expect(m, last=m == count - 1)
+                net.loss(m).backward()
+        reduction.finish()
+        for p, wanted in zip(parameters, map(tree_sum_of, zip(*alone, strict=True)), strict=True):
+            i, slot = reduction.place[p]
+            assert torch.equal(made[i].view(reduction.sums[i], slot), wanted), f"{slot.name} of {replayed}"
+        for bucket, flat in zip(made, reduction.sums, strict=True):
+            assert all(flat[gap].count_nonzero() == 0 for gap in bucket.gaps)  # norms are taken of whole chunks
+
+
+def test_what_is_written_for_a_graph_has_each_gradient_once(world: World) -> None:
+    net = Branches({0})
+    reduction = ExactReduction(make_buckets(net.named_parameters(), set(), world, False), 1, world)
+    reduction.begin()
+    written = {bucket: bucket.empty() for bucket in reduction.buckets}
+    missing = r"a microbatch has no gradient of layers\.2\.bias, layers\.2\.weight"
+    with pytest.raises(RuntimeError, match=missing), reduction.writes_to(written):
+        net.loss(0).backward()
+    assert all(p.grad is None for p in net.parameters())
+    reduction.expect(0, last=True)  # as if nothing had been
+    net.loss(0).backward()
+    reduction.finish()
 
 
 def test_a_gradient_that_comes_in_parts_is_refused(world: World) -> None:

@@ -105,6 +105,26 @@ def test_models_numbers_and_batches(tmp_path: Path, text: Path, cache: Path) -> 
         assert fast["loss"] == pytest.approx(exact["loss"], rel=1e-3)  # the same samples and the same law otherwise
 
 
+def test_replayed_microbatches(tmp_path: Path, text: Path, cache: Path) -> None:
+    """Each process's microbatches are replays of one graph but the last, which it sends; or one process has none."""
+    places = (f"data.path={text}", f"data.cache_dir={cache}", "train.eval_every=4", "train.max_steps=12")
+    runs: Runs = {
+        "plain": ("batch.global_size=16",),
+        "7 microbatches in fp16": ("batch.global_size=14", "precision=fp16"),
+        "muon": ("batch.global_size=16", *MODERN),
+    }
+    how: dict[str, tuple[int, bool, int | None]] = {
+        "computed": (1, False, None), "1": (1, True, None), "2": (2, True, None), "3": (3, True, None),
+        "mixed": (3, True, 1),
+    }  # fmt: skip
+    for name, (world, graphs, except_rank) in how.items():
+        here = {f"{tmp_path}/{name}/{run}": (*places, *settings) for run, settings in runs.items()}
+        train_in_world(world, here, bucket_bytes=9000, graphs=graphs, except_rank=except_rank)
+    for run in runs:
+        found = [outcome(f"{tmp_path}/{name}/{run}") for name in how]
+        assert found == [found[0]] * len(how), run
+
+
 @pytest.mark.nightly
 def test_compiled(tmp_path: Path, text: Path, cache: Path) -> None:
     """On its own, since it takes a hundred times as long as all others. The second attempt meets one shape alone."""

@@ -62,6 +62,7 @@ def test_each_other_key_affects_the_result() -> None:
     free = {
         "train.max_steps train.log_every train.eval_every train.eval_batches train.eval_tasks train.eval_tasks_every",
         "train.eval_tasks_limit train.eval_tasks_path train.recompute train.sample_every train.sample_prompt",
+        "train.cuda_graphs",
         "optimizer.reference_batch optimizer.shard optimizer.momentum schedule.cooldown_steps",  # momentum: but of muon
         "optimizer.ema batch.double_at",  # where there is none: runs of before keep their names
         "health.spike_window health.max_skips",  # where there is no window, or no rollback
