@@ -22,18 +22,9 @@ WARM = 6  # steps that compile, capture and fill caches: no speed is taken from 
 COMPILE = "train.compile=true"
 
 
-def graphs_known() -> bool:
-    """Whether this version has CUDA graphs; without them one row stands where two would be compared."""
-    from mingpt.config.schema import Train
-
-    return "cuda_graphs" in Train.model_fields
-
-
-def graphs() -> dict[str, list[str]]:
-    """By name, what is compared: microbatches as CUDA graphs, and not."""
-    if not graphs_known():
-        return {"as it is": []}
-    return {"graphs on": ["train.cuda_graphs=auto"], "graphs off": ["train.cuda_graphs=false"]}
+# What is compared: microbatches as CUDA graphs, and not. A run says by GRAPH that it has one.
+GRAPHS = {"graphs on": ["train.cuda_graphs=true"], "graphs off": ["train.cuda_graphs=false"]}
+GRAPH = "train.cuda_graphs: a microbatch is one CUDA graph"
 
 
 def compiled(check: "Check") -> list[str]:
@@ -91,10 +82,13 @@ def speed(check: "Check") -> None:
     """Tokens a second: exact, and nanoGPT's loop, at both sizes of a microbatch, the smaller one first."""
     for micro in check.scale.micros:
         exact: dict[str, float] = {}
-        for name, words in graphs().items():
+        for name, words in GRAPHS.items():
             exact[name] = exact_speed(check, micro, name, [*words, *compiled(check)])
         theirs = loop_speed(check, micro)
-        ratios = {f"exact, {name} / loop": round(ours / theirs, 3) for name, ours in exact.items() if theirs and ours}
+        ratios: dict[str, Any] = {}
+        for name, ours in exact.items():
+            if ours and theirs:
+                ratios[f"exact, {name} / loop"] = round(ours / theirs, 3)
         check.found("speed", f"micro {micro}: ratios", **ratios)
 
 
@@ -113,7 +107,7 @@ def exact_speed(check: "Check", micro: int, name: str, words: list[str]) -> floa
     tokens = check.scale.batch * check.scale.block / seconds
     figures = {"tokens/s": round(tokens), "ms a step": round(seconds * 1000, 1)}
     figures |= {"peak GB": round(rows[-1]["peak_memory"] / 1e9, 2), "mfu": rows[-1].get("mfu")}
-    said = [line for line in check.log(run).splitlines() if "graph" in line and not line.startswith("$")]
+    said = re.findall(r"^train\.cuda_graphs: .*$", check.log(run), re.M)
     check.found("speed", title, code=code, **figures, said=said[:3], **failed(code))
     return tokens
 
@@ -148,15 +142,15 @@ def missing(code: int | None, what: str) -> dict[str, str]:
 def bits(check: "Check") -> None:
     """One digest for each kind of run, for any number of processes, with graphs or without; several runs at once."""
     short = ["train.max_steps=3", f"batch.global_size={check.scale.batch // 2}"]
-    kinds: dict[str, list[str]] = {"eager": [], "dropout": ["model.dropout=0.1"], "compiled": [COMPILE]}
-    jobs: dict[str, tuple[list[str], int]] = {}
+    kinds: dict[str, list[str]] = {"eager": [], "compiled": [COMPILE], "dropout": ["model.dropout=0.1"]}
+    # First the undisturbed runs of the section `kill`, which compares with them: they are the longest.
+    jobs = {f"undisturbed, {kind}": (words, 1) for kind, words in to_be_killed(check).items()}
     for kind, words in kinds.items():
         if check.scale.compile or kind == "eager":
-            jobs |= {f"{kind}, {name}": ([*short, *words, *more], 1) for name, more in graphs().items()}
-            jobs[f"{kind}, 2 processes"] = ([*short, *words, "world.backend=gloo"], 2)
-    jobs["eager, 3 processes"] = ([*short, "world.backend=gloo"], 3)
-    # The undisturbed runs of the section `kill`, which compares with them.
-    jobs |= {f"undisturbed, {kind}": (words, 1) for kind, words in to_be_killed(check).items()}
+            jobs |= {f"{kind}, {name}": ([*short, *words, *more], 1) for name, more in GRAPHS.items()}
+            jobs[f"{kind}, 2 processes"] = ([*short, *words, *GRAPHS["graphs on"], "world.backend=gloo"], 2)
+        if kind == "eager":
+            jobs["eager, 3 processes"] = ([*short, *GRAPHS["graphs on"], "world.backend=gloo"], 3)
     codes = run_all(check, jobs)
     for kind in kinds:
         names = [name for name in jobs if name.startswith(f"{kind}, ")]
@@ -165,7 +159,9 @@ def bits(check: "Check") -> None:
         if digests:
             wrong = [f"{name}: {codes.get(name)} {check.tail(run_name(name))}" for name in names if codes.get(name)]
             equal = None if None in digests.values() else len(there) == 1
-            check.found("bits", kind, equal=equal, digests=digests, **({"failed": wrong} if wrong else {}))
+            replayed = [name.partition(", ")[2] for name in names if GRAPH in check.log(run_name(name))]
+            figures = {"digests": digests, "had a graph": replayed, **({"failed": wrong} if wrong else {})}
+            check.found("bits", kind, equal=equal, **figures)
 
 
 def run_name(job: str) -> str:
