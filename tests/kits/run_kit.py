@@ -44,6 +44,7 @@ TINY = (
     "snapshot.asynchronous=false",  # tests count on each of these snapshots
     "snapshot.hot_every_steps=0",
     "track=[]",
+    "precision=fp32",  # whatever the experiment says: CPUs emulate bf16
 )
 
 

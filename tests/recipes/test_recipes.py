@@ -16,6 +16,7 @@ from mingpt.prepare.extras import check_machines
 from paths_kit import ROOT, ran
 from recipe_kit import DEFAULT, REQUIRED, TEACHING, TRAINING, envs, recipe, sky_variables
 from told import Told
+from verb_kit import mingpt
 
 SKY = ROOT / ".venv-sky/bin/python"
 
@@ -165,6 +166,24 @@ def test_values_reach_the_config_as_a_user_has_written_them(tmp_path: Path) -> N
 def test_the_default_experiment_runs_unedited_on_four_nodes_of_four_gpus() -> None:
     assert {envs(name)["EXPERIMENT"] for name in TEACHING} == {DEFAULT.removeprefix("experiment=")}
     configured(DEFAULT, world_size=16)
+
+
+# A host's time for a microbatch of this model that is launched kernel by kernel, in seconds: half of what the 12 blocks
+# of GPT-2 took without the compiler (docs/gpus.md). As a CUDA graph a microbatch takes it about a hundredth of that.
+HOST = 0.03
+
+
+def test_the_default_run_takes_no_longer_than_its_recipe_says() -> None:
+    head = (ROOT / "recipes/train.yaml").read_text()
+    assert "the default run: ten minutes at most, an estimate" in head
+    config = configured(DEFAULT)
+    assert config.precision == "bf16"  # which the head says, with what to do where the machine has none
+    assert "OVERRIDES=precision=fp32" in head
+    microbatches = config.batch.global_size // config.batch.micro_size
+    assert config.train.max_steps * microbatches * HOST <= 600
+    hours = re.search(r"([0-9.]+) hours at 40%", mingpt(f"plan {DEFAULT} data=random data.vocabulary=100 --gpus L4:1"))
+    assert hours
+    assert float(hours[1]) * 3600 < 600
 
 
 # --- stores that SkyPilot gives schemes of their own ---
