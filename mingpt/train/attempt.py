@@ -18,7 +18,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
 from mingpt.train import assemble, autosize, tasks
 from mingpt.train.evaluation import sample_prompt
-from mingpt.train.factory import build
+from mingpt.train.factory import outline
 from mingpt.world import notice
 from mingpt.world.env import OVERRIDES, Env
 from mingpt.world.failures import classify
@@ -47,14 +47,14 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         config = autosize.settled(config, env)
         watched = notice.watch(config.world.notice, say)
         source = _open_data(config)
-        model = build(config, source.vocabulary.size)
+        with lifetime.clock.within("model"):
+            model = outline(config, source.vocabulary.size)
         if config.train.eval_tasks:
             tasks.of_training(config, source.vocabulary)  # unknown ones, and data that can't be fetched
         if config.train.sample_every:
             sample_prompt(config, source.vocabulary)
         lifetime.clock.enter("rendezvous")
         with join(config.world) as world:
-            lifetime.clock.enter("load")
             lifetime.phase = Phase.JOINED
             try:
                 agree_on_inputs(world, config, source)
