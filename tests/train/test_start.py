@@ -105,6 +105,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_resume_draws_nothing_and_has_the_same_bits(case: str, tmp_path: Path) -> None:
     overrides = CASES[case]
@@ -115,6 +116,7 @@ def test_a_resume_draws_nothing_and_has_the_same_bits(case: str, tmp_path: Path)
     assert digest(tmp_path / "halves") == digest(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), MODERN, OWN], ids=["gpt", "modern", "own"])
 @pytest.mark.parametrize("damaged", [1, 2])
 def test_a_damaged_snapshot_gives_way_to_an_older_one_or_to_a_new_beginning(
