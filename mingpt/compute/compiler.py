@@ -68,11 +68,14 @@ def keep_code(data: Data) -> None:
         return
     users = Path(getattr(data, "cache_dir", CACHE_DIR)).expanduser() / f"compiled-{os.getuid()}"
     try:
-        problem = None if own_folder(users) else "belongs to another user, or others may write there"
+        problem = None if own_folder(users) else "not a folder of this user's alone"
     except OSError as error:
         problem = error.strerror
     if problem and not Env.read().local_rank:
-        say(f"train.compile: {users}: {problem}: compiled code is not kept. Take another {FOLDER}, or data.cache_dir")
+        say(
+            f"train.compile=true: {users}: {problem}: what is compiled is not kept for the next start: remove that, or "
+            f"set data.cache_dir or {FOLDER} to another place"
+        )
     os.environ[FOLDER] = tempfile.mkdtemp(prefix="mingpt-compiled-") if problem else str(users / _machine())
 
 
