@@ -55,6 +55,18 @@ def _check(path: str, status: os.stat_result, what: str) -> os.stat_result:
     return status
 
 
+def own_folder(path: Path) -> bool:
+    """Make a folder for this user alone, if there is none; returns `is_own`."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return is_own(path)
+
+
+def is_own(folder: Path) -> bool:
+    """Whether it is a folder and no link, belongs to this user, and nobody else may write there."""
+    about = folder.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
+
+
 def open_folder(root: str, names: Sequence[str], make: bool = False) -> int:
     """Open a folder below `root`, which itself may be a link: the user names it. Returns its descriptor.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mingpt import NUMERICS
+from mingpt.compute import compiler
 from mingpt.config import plugin
 from mingpt.config.schema import OWN, Config
 from mingpt.config.section import Own
@@ -49,28 +50,7 @@ def pin(config: Config, device: torch.device) -> None:
                 f"module flash_attn_interface, or use train.attention=torch"
             ) from error
     if config.train.compile:
-        from torch._inductor import config as inductor  # slow to import
-
-        # Torch's deterministic mode keeps this on. Where that is off (on CPUs, with reduce=fast), torch clears this
-        # after the first graph; on CPUs no choice of its compiler depends on it.
-        inductor.deterministic = True
-        if config.reduce == "exact":
-            keep_embedding_backward()
-
-
-def keep_embedding_backward() -> None:
-    """Have torch's compiler leave the backward of embeddings to torch's own kernel.
-
-    On a CPU with several threads, the compiler's adds up in another order each time. On a GPU, in deterministic mode,
-    it adds up the gradients of equal tokens one by one (pytorch#41162): slow for a vocabulary of characters.
-    """
-    from torch._inductor.decomposition import decompositions  # slow to import
-    from torch._inductor.lowering import make_fallback
-
-    backward = torch.ops.aten.embedding_dense_backward.default
-    decompositions.pop(backward, None)
-    make_fallback(backward, warn=False)  # where CI is set, torch itself would refuse that
-    torch.compiler.config.cache_key_tag = "mingpt: embeddings"  # torch's caches on disk know nothing of that table
+        compiler.ready(config)
 
 
 def require(config: Config, device: torch.device) -> None:

@@ -27,6 +27,8 @@ MODULES = {
     "mingpt.data": ("chat", "mixture", "own", "shards", "synthetic", "text"),
 }
 
+CACHE_DIR = "~/.cache/mingpt"  # of this machine: what data, and torch's compiler, need not make again
+
 
 class Kind(Section):
     """What every kind of model and of data has. The docstring below `kind` says in a line what it is."""

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from pydantic import Field
 
-from mingpt.config.kinds import Data
+from mingpt.config.kinds import CACHE_DIR, Data
 from mingpt.config.section import NO_RESULT
 from mingpt.console import say
 from mingpt.data.dataset import scan
@@ -25,7 +25,7 @@ from mingpt.storage import place
 class CachedData(Data):
     """Data from files, of which each node keeps a tokenized or downloaded copy."""
 
-    cache_dir: Annotated[str, NO_RESULT] = Field(default="~/.cache/mingpt", min_length=1)
+    cache_dir: Annotated[str, NO_RESULT] = Field(default=CACHE_DIR, min_length=1)
     """A local folder for tokenized or downloaded data, shared by the processes of a node."""
     cache_timeout_seconds: Annotated[float, NO_RESULT] = Field(default=600, gt=0)
     """Longest wait for another process of the node that is tokenizing or downloading, without progress of that."""

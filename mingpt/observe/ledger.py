@@ -33,7 +33,20 @@ STEPS = ("compile", "step", "wait", "exchange", "update")  # the phases of a ste
 TWICE, BETWEEN = "computed twice", "between attempts"
 GROUPS = {  # what people want to know, by the clock's phases; the rest is "other"
     "training": ("step", "exchange", "update"),
-    "start-up": ("launch", "import", "data", "rendezvous", "load", "compile"),
+    # "load" is what accounts of before have in place of device, compiler, model, restore and observers.
+    "start-up": (
+        "launch",
+        "import",
+        "data",
+        "rendezvous",
+        "device",
+        "compiler",
+        "model",
+        "restore",
+        "observers",
+        "load",
+        "compile",
+    ),
     "data wait": ("wait",),
     "snapshots": ("snapshot",),
     "evaluation": ("evaluation",),

@@ -8,7 +8,6 @@ its hot snapshots, and a copy of the directory does not share them.
 import os
 import re
 import shutil
-import stat
 import time
 from contextlib import suppress
 from hashlib import sha256
@@ -17,6 +16,7 @@ from uuid import uuid4
 
 from mingpt.errors import UserError
 from mingpt.folder import Folder
+from mingpt.localfile import is_own, own_folder
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.store import Store
 from mingpt.storage import name_of, place
@@ -55,12 +55,7 @@ def find_hot(hot_dir: str, run_dir: str) -> Store | None:
     """This node's hot snapshots of a run, if it has a folder for them."""
     identity = find_run_id(run_dir)
     own = folder(hot_dir, run_dir, identity) if identity else None
-    return Store(str(own), "snapshot.hot_dir") if own and own.is_dir() and _is_ours(own.parent) else None
-
-
-def _is_ours(base: Path) -> bool:
-    about = base.lstat()
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+    return Store(str(own), "snapshot.hot_dir") if own and own.is_dir() and is_own(own.parent) else None
 
 
 def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int, spare_bytes: int = SPARE_BYTES) -> Store:
@@ -72,8 +67,7 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int, spare_
     own = folder(hot_dir, run_dir, identity)
     base = own.parent
     with place("snapshot.hot_dir", hot_dir):
-        base.mkdir(mode=0o700, exist_ok=True)
-        if not _is_ours(base):
+        if not own_folder(base):
             raise UserError(
                 f"snapshot.hot_dir={hot_dir}: {base} belongs to another user: remove it, or choose another folder"
             )

@@ -15,6 +15,10 @@ def imports() -> None:
         from mingpt.config.compose import configure
 
         configure(["data=random"])  # Hydra's plugins
+        if standby.COMPILES in os.environ:
+            from mingpt.compute import compiler
+
+            compiler.imports()
 
 
 if __name__ == "__main__":

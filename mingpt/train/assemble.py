@@ -4,13 +4,16 @@ Each step is a function that a test can call with a world of one.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from mingpt.compute.batches import BatchPlan, RankSampler
+from mingpt.compute.compiler import ready
 from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.compute.optimizer import trainable
@@ -53,16 +56,19 @@ def train(
 ) -> int:
     """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
 
-    model: from factory.build, with the same initial weights in every process. notice_seconds: see Checkpointer.
+    model: from factory.outline. notice_seconds: see Checkpointer.
     """
+    clock = lifetime.clock
     world.run_on_main(lambda: make_run_dir(config.run.dir))
     world.run_on_main(lambda: another_running(config))  # before its snapshots are touched
-    place_model(config, source, model, world)
+    clock.enter("model")
+    place_model(config, source, model, world, clock.within)
     # Weights, two moments, and the weights' mean.
     state_bytes = (3 + bool(config.optimizer.ema)) * sum(p.nbytes for p in model.parameters())
     checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds)
     audit = make_audit(config, source, model, world)
     context = context_of(config, source, model, world, hooks_of(checkpointer, lifetime, world.device, audit))
+    clock.enter("restore")
     origin = restore(config, source, context, checkpointer)
     complete = origin.loaded if origin.step >= config.train.max_steps else None
     if complete and checkpointer.is_durable(complete):
@@ -75,7 +81,9 @@ def train(
         write_config(config, say)
     liveness.watch(world, lifetime, config.world.init_timeout_seconds)
     check_buffers = buffer_check(model, config.model, world)  # before rank 0's replace those that differ
-    equalize(context)
+    with clock.within("rendezvous"):
+        equalize(context)
+    clock.enter("observers")
     observers = open_observers(config, record, context, lifetime)
     reporter = Reporter(config, observers, context, lifetime, origin.step, record.attempt)
     begin_snapshots(checkpointer, record, observers)
@@ -87,15 +95,30 @@ def train(
     bad_steps = BadSteps(config, context, checkpointer, observers)
     run = run_of(config, source, context, checkpointer, origin.step, evaluation, bad_steps, reporter, check_buffers)
     reporter.started(source, audit.cost() if audit else "")
-    lifetime.clock.enter("compile" if config.train.compile else "step")
+    clock.enter("compile" if config.train.compile else "step")
     with liveness.watched(config, world, lifetime, reporter.report_hang):
         lifetime.observers.append(reporter.failed)
         return loop.train(run)
 
 
-def place_model(config: Config, source: Source, model: nn.Module, world: World) -> None:
-    """Move the model to this process's device, ready to compute. Raises UserError if a user's can't be trained."""
-    pin(config, world.device)
+def place_model(
+    config: Config,
+    source: Source,
+    model: nn.Module,
+    world: World,
+    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Move the model to this process's device, ready to compute. Raises UserError if a user's can't be trained.
+
+    What is an outline only has memory then, and no weights. phase: see Hooks.
+    """
+    if config.train.compile:
+        with phase("compiler"):
+            ready(config)
+    with phase("device"):
+        pin(config, world.device)
+    if next(model.parameters()).is_meta:
+        model.to_empty(device=world.device)
     model.to(world.device)
     if isinstance(config.model, Own):
         first = source.train[list(range(min(config.batch.micro_size, len(source.train))))]

@@ -34,6 +34,23 @@ def build(config: Config, vocab_size: int) -> nn.Module:
     """
     torch.set_num_threads(config.train.threads)  # the bits of an initialisation may depend on it
     torch.manual_seed(derive("weights", config.seed))
+    return _built(config, vocab_size)
+
+
+def outline(config: Config, vocab_size: int) -> nn.Module:
+    """What `build` gives, but of the package's own models without memory: on the device `meta`.
+
+    Most starts go on from a snapshot, which has all of their state: they consist of parameters alone. `place_model`
+    gives them memory, and `origin.restore` their initial weights, if there is no snapshot. A user's own is built as
+    ever, since its __init__ may compute anything.
+    """
+    if isinstance(config.model, Own):
+        return build(config, vocab_size)
+    with torch.device("meta"):
+        return _built(config, vocab_size)
+
+
+def _built(config: Config, vocab_size: int) -> nn.Module:
     model = config.model.build(vocab_size)
     if isinstance(config.model, Own):
         check_module(model, config.model)

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mingpt.compute.numerics import differences, fingerprint
 from mingpt.config.schema import Config
+from mingpt.config.section import Own
 from mingpt.console import say
 from mingpt.data.source import Source
 from mingpt.errors import UserError
@@ -50,12 +52,13 @@ class Origin:
 
 
 def restore(config: Config, source: Source, context: StepContext, checkpointer: Checkpointer) -> Origin:
-    """Load the newest good snapshot; without one, the weights of model.init_from, if that is set.
+    """Load the newest good snapshot; without one, draw initial weights, or read those of model.init_from.
 
     Raises UserError if the snapshot belongs to another experiment.
     """
     world = context.world
-    numerics = fingerprint(config, world.device, source.sha256)
+    with context.hooks.phase("device"):  # it multiplies matrices, for which a GPU loads libraries
+        numerics = fingerprint(config, world.device, source.sha256)
     mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
     if mixed and world.is_main:
         say(
@@ -70,8 +73,12 @@ def restore(config: Config, source: Source, context: StepContext, checkpointer: 
 
     origin = Origin(checkpointer.restore(take), 0, numerics, [], resume.Changes(), math.inf)
     if begun and not origin.loaded:  # parts of a damaged snapshot were taken over
-        context.model.load_state_dict(build(config, source.vocabulary.size).state_dict())
         context.update.reset()
+    # A user's own has its weights, since `outline` builds all of it.
+    if not origin.loaded and (begun or not isinstance(config.model, Own)):
+        # Whatever is drawn later draws the same numbers, also after a resume.
+        with context.hooks.phase("model"), torch.random.fork_rng(devices=[]):
+            context.model.load_state_dict(build(config, source.vocabulary.size).state_dict())
     if config.resume.changed and not origin.loaded and world.is_main:
         where = checkpointer.store.url  # a fork's copy may have failed
         say(f"WARNING: resume.changed=true, but there is no snapshot in {where}: this run starts at step 1")

@@ -48,7 +48,8 @@ from mingpt.train.stats import Figures
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
 
-STARTING = ("import", "data", "rendezvous", "load")  # the clock's phases before the first step
+# The clock's phases before the first step, as they come; one that a start does not have is not shown.
+STARTING = ("import", "data", "rendezvous", "device", "compiler", "model", "restore", "observers")
 
 
 class Reporter:
@@ -106,7 +107,7 @@ class Reporter:
             self.lifetime.phase = Phase.TRAINING
             if self.world.is_main:
                 parts = {name: clock.seconds(name) for name in STARTING} | {"first step": self._trained()}
-                say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))
+                say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items() if seconds))
             clock.enter("step")  # the first one is counted as "compile" if the model is compiled
             self.first = self.done, sum(clock.account().values())
         with clock.within("report"):

@@ -38,6 +38,41 @@ def _device(config: WorldConfig, local_rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
+class Opening:
+    """Opens this process's device in a thread while other things start: CUDA takes up to a second for its context.
+
+    Without a GPU there is no thread.
+    """
+
+    def __init__(self, config: WorldConfig, local_rank: int) -> None:
+        self.config, self.local_rank = config, local_rank
+        self._ended = list[torch.device | BaseException]()
+        self._thread: threading.Thread | None = None
+        if config.device != "cpu" and torch.cuda.device_count():
+            self._thread = threading.Thread(target=self._open, name="device", daemon=True)
+            self._thread.start()
+
+    def _open(self) -> None:
+        try:
+            device = _device(self.config, self.local_rank)
+            torch.empty(1, device=device)
+            self._ended.append(device)
+        except BaseException as error:
+            self._ended.append(error)
+
+    def device(self) -> torch.device:
+        """The device, ready to be used. Raises here, and nowhere else, what has failed in the thread."""
+        if self._thread is None:
+            return _device(self.config, self.local_rank)
+        self._thread.join(self.config.init_timeout_seconds)
+        if not self._ended:
+            limit = f"{self.config.init_timeout_seconds:g} s (world.init_timeout_seconds)"
+            raise TimeoutError(f"the GPU has not answered within {limit}: look at nvidia-smi, or take another machine")
+        if isinstance(self._ended[0], BaseException):
+            raise self._ended[0]
+        return self._ended[0]
+
+
 def _connect_store(env: Env, limit_seconds: float) -> dist.Store:
     """The store at MASTER_ADDR and MASTER_PORT.
 
@@ -177,15 +212,17 @@ def _exit_after(seconds: float, code: int) -> threading.Timer:
 
 
 @contextmanager
-def join(config: WorldConfig) -> Iterator[World]:
+def join(config: WorldConfig, device: torch.device | None = None) -> Iterator[World]:
     """Join the world that torchrun's variables describe, or a world of one; leave it on every way out.
+
+    device: of an Opening, if there is one already.
 
     Raises UserError if the configured device or backend is not available, or a variable is wrong; TimeoutError if the
     other processes do not come within world.init_timeout_seconds; TransientError if the launcher's port was taken.
     """
     env = Env.read(check=True)
     rank, size = env.rank, env.size
-    device = _device(config, env.local_rank)
+    device = device or Opening(config, env.local_rank).device()
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":
         raise UserError("world.backend=nccl, but no GPU is visible: use world.backend=gloo, or auto")

@@ -28,6 +28,7 @@ from mingpt.world.lifetime import STOP_SIGNALS, end_with_parent, prctl
 
 COMMAND = (sys.executable, "-u", "-m", "mingpt.train")  # as torchrun starts a worker
 PIPE = "MINGPT_STANDBY_PIPE"  # set for the standby alone
+COMPILES = "MINGPT_STANDBY_COMPILES"  # the same, if the config compiles
 READY = b"ready"
 PR_SET_NAME = 15  # what `top` shows, since the command line is the same in all of them
 PR_SET_CHILD_SUBREAPER = 36  # whether a descendant whose parent has ended becomes a child of this process
@@ -57,16 +58,16 @@ class Worker:
 class Standby:
     """The launcher's end. Make it in the main thread, with whose death the standby ends.
 
-    seconds: the limit of each wait for it, its imports included.
+    seconds: the limit of each wait for it, its imports included. compiles: import torch's compiler, too.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, compiles: bool = False) -> None:
         self.seconds = seconds
         self.pipe, other = Pipe()
         # The standby never unblocks them: a platform that signals every process of a job does not end it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
-            environment = {**os.environ, PIPE: str(other.fileno())}
+            environment = {**os.environ, PIPE: str(other.fileno())} | ({COMPILES: "1"} if compiles else {})
             self.process = subprocess.Popen(COMMAND, env=environment, pass_fds=[other.fileno()])
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from fault_kit import LONG, STEPS, finish, launch
+from mingpt.compute.compiler import FOLDER
+from mingpt.world.standby import COMPILES
 from node_kit import Node
 from paths_kit import ran
 from run_kit import NewRun
@@ -47,7 +49,7 @@ def test_a_restart_has_the_bits_of_a_run_that_nobody_disturbed(
 
 
 IMPORTS = """
-import os, torch
+import os, sys, torch
 
 def touched(name):
     return lambda *a, **k: print("touched", name) or 0
@@ -59,10 +61,13 @@ for name in ("is_available", "device_count", "current_accelerator"):
 from mingpt.train.__main__ import imports
 imports()
 print(len(os.listdir("/proc/self/task")), "thread")
+assert ("torch._inductor.compile_fx" in sys.modules) == ("MINGPT_STANDBY_COMPILES" in os.environ)
 """
 
 
-def test_the_imports_touch_no_device_and_start_no_thread() -> None:
+@pytest.mark.parametrize("more", [{}, {COMPILES: "1", FOLDER: "/nowhere"}], ids=["eager", "compiled"])
+def test_the_imports_touch_no_device_and_start_no_thread(more: dict[str, str], tmp_path: Path) -> None:
     """CUDA that was initialized before a fork can't be used after it."""
-    done = ran([sys.executable, "-c", IMPORTS], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    more = {name: value.replace("/nowhere", str(tmp_path)) for name, value in more.items()}
+    done = ran([sys.executable, "-c", IMPORTS], env={**os.environ, "OMP_NUM_THREADS": "1", **more})
     assert done.stdout == "1 thread\n"
