@@ -48,6 +48,16 @@ def test_a_known_kind_of_machine_has_known_digests(tmp_path: Path) -> None:
     assert compare({**kind, "torch": "2.14.0", "digests": {"a": "9"}}, table)[1] is None
 
 
+@pytest.mark.parametrize("row", json.loads(TABLE.read_text()), ids=lambda row: row["device"])
+def test_each_known_machine_is_known_with_its_versions_only(row: dict[str, Any]) -> None:
+    name, digests = next(iter(row["digests"])), row["digests"]
+    assert compare(row)[1] is True
+    assert compare({**row, "digests": {**digests, name: "another"}})[1:] == (False, f"others than here: {name}")
+    other = {"torch": "2.99.0", "cuda": "99.0", "mingpt": 99, "gpu": {**(row["gpu"] or {}), "cudnn": 1}}
+    for key, value in other.items():  # its bits may be others, rightly
+        assert compare({**row, key: value, "digests": {**digests, name: "another"}})[1] is None
+
+
 def test_all_cases_of_this_machine_repeat_and_differ_from_each_other() -> None:
     found = bits.repeat(bits.cases(CPU, compiled=False), CPU, 0.0)["digests"]
     assert [len(counts) for counts in found.values()] == [1] * 13, found
