@@ -4,6 +4,7 @@ import errno
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -191,8 +192,9 @@ def test_the_speed_of_a_step_is_its_own_whenever_it_is_read(
                 now[0] += microbatch
                 yield batch
 
-        run.lifetime.clock, run.lifetime.stop = Clock("step", lambda now=now: now[0]), stop
-        read = DelayedRead(run.run.start, late, lambda now=now: now[0])
+        clock = partial(now.__getitem__, 0)
+        run.lifetime.clock, run.lifetime.stop = Clock("step", clock), stop
+        read = DelayedRead(run.run.start, late, clock)
         train, context = run.config.train, run.run.context
         loop.train(replace(run.run, batches=batches(), read=read))
         seconds = microbatch * len(context.microbatches)
