@@ -38,5 +38,5 @@ def test_nccl_takes_each_gpu_once(monkeypatch: pytest.MonkeyPatch, told: Told, b
 
 def test_without_a_gpu_there_is_none_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match=r"^world.device=cuda: .* 0 are visible: start fewer processes a node, or use world.device=cpu$"):
+    with pytest.raises(UserError, match=r" 0 are visible: .*, or use world.device=cpu$"):
         _device(configured("world.backend=gloo", "world.device=cuda").world, 0)
