@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ def test_a_result_that_changes_and_a_kernel_that_is_not_here_are_seen() -> None:
 
 
 def test_what_was_not_done_within_the_limit_is_said_and_judged_where_it_was_done() -> None:
-    works = {name: lambda name=name: lambda: name for name in ("a", "b", "c")}
+    def make(name: str) -> Callable[[], bits.Case]:
+        return lambda: lambda: name
+
+    works = {name: make(name) for name in ("a", "b", "c")}
     short = json.loads(json.dumps(bits.repeat(works, CPU, 0.0, 0.0)))
     assert short == {"digests": {"a": {"a": 1}}, "absent": dict.fromkeys("bc", "not done within 0 s (--limit)")}
     whole = {"digests": {"a": {"a": 3}, "b": {"b": 3}, "c": {"c": 3}}, "absent": {}}
