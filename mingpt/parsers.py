@@ -123,9 +123,9 @@ def plan(parser: Parser) -> None:
     Exit codes: 0; 64 a problem of the config (all are listed), or the run does not fit
     """
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="as for mingpt train")
-    parser.add_argument("--gpus", metavar="NAME:N", help="of each node, such as L4:4")
+    parser.add_argument("--gpus", metavar="NAME:N", help="of each node, such as L4:4; none: CPUs (default)")
     parser.add_argument("--num-nodes", type=int, metavar="N", default=1)
-    parser.add_argument("--processes", type=int, metavar="N", help="of each node; without --gpus, on CPUs")
+    parser.add_argument("--processes", type=int, metavar="N", help="of each node (default: one for each GPU, or one)")
     json_option(parser)
 
 

@@ -51,7 +51,8 @@ def judge(answers: list[dict[str, Any]]) -> list[Result]:
         counts = [answer["digests"].get(name, {}) for answer in answers]  # none: its time was over
         digests = {digest for count in counts for digest in count}
         found = ", ".join(digests) if len(digests) == 1 else f"different results, by process: {counts}"
-        results.append((name, len(digests) == 1, found))
+        once = sum(sum(count.values()) for count in counts) == 1  # the limit was over
+        results.append((name, None, f"{found}, computed once") if once else (name, len(digests) == 1, found))
     return results + [(name, None, why) for name, why in answers[0]["absent"].items()]
 
 

@@ -41,6 +41,7 @@ def test_what_was_not_done_within_the_limit_is_said_and_judged_where_it_was_done
     assert short == {"digests": {"a": {"a": 1}}, "absent": dict.fromkeys("bc", "not done within 0 s (--limit)")}
     whole = {"digests": {"a": {"a": 3}, "b": {"b": 3}, "c": {"c": 3}}, "absent": {}}
     left = [(name, None, short["absent"][name]) for name in "bc"]
+    assert judge([short]) == [("a", None, "a, computed once"), *left]
     assert judge([short, whole]) == [("a", True, "a"), *left]
     assert judge([whole, short]) == [(name, True, name) for name in "abc"]
 
