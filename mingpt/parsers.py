@@ -123,9 +123,9 @@ def plan(parser: Parser) -> None:
     Exit codes: 0; 64 a problem of the config (all are listed), or the run does not fit
     """
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="as for mingpt train")
-    parser.add_argument("--gpus", metavar="NAME:N", help="of each node, such as L4:4")
+    parser.add_argument("--gpus", metavar="NAME:N", help="of each node, such as L4:4; none: CPUs (default)")
     parser.add_argument("--num-nodes", type=int, metavar="N", default=1)
-    parser.add_argument("--processes", type=int, metavar="N", help="of each node; without --gpus, on CPUs")
+    parser.add_argument("--processes", type=int, metavar="N", help="of each node (default: one for each GPU, or one)")
     json_option(parser)
 
 
@@ -151,6 +151,9 @@ def selftest(parser: Parser) -> None:
     Exit codes: 0 all checks passed; 1 one failed: don't train here; 64 an option is wrong
     """
     parser.add_argument("--seconds", type=float, default=20, help="how long steps are repeated (default: 20)")
+    parser.add_argument(
+        "--limit", type=float, default=600, help="seconds; what has not begun by then is left out (default: 600)"
+    )
     parser.add_argument("--compile", action="store_true", help="compiled steps, too (a C compiler; a minute on a CPU)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPUs, where there are some")
     json_option(parser)

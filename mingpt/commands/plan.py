@@ -15,31 +15,38 @@ from mingpt.config.schema import Config
 from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import Language
+from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token
-from mingpt.train.footprint import footprint, look_at
+from mingpt.train.footprint import Model, footprint, look_at
 
 GB = 10**9
 MFU = 0.4  # of the GPUs' peak, for the time that a run takes: what large models reach
 ROOM = 0.05  # of a GPU's memory, for what the allocator can't use
+# Seconds of the host, measured on an H200's (docs/gpus.md): forward and backward of a block as torch launches their
+# kernels, compiled and not; a gradient's hook. Not measured, an estimate from a prototype: the replay of a graph.
+COMPILED_BLOCK, EAGER_BLOCK, HOOK, REPLAY = 3.8e-3, 4.4e-3, 43e-6, 0.3e-3
 CURES = "optimizer.shard=true, train.recompute=block, train.loss_rows=1024, another batch.micro_size, more nodes"
 
 
 def plan_command(options: argparse.Namespace) -> int:
-
-    name, per_node = _machine(options, GPUS)
+    name, gpus, per_node = _machine(options, GPUS)
     gpu, processes = GPUS.get(name), per_node * options.num_nodes
     config = _config(options.overrides, processes)
-    model = look_at(config)
-    needed = footprint(config, model, processes, per_node)
+    if per_node > gpus and config.world.backend != "gloo":
+        raise UserError(f"--processes {per_node}: with {gpus} GPUs a node, they share GPUs: set world.backend=gloo")
+    model, graphs = look_at(config), False
+    needed = footprint(config, model, processes, per_node, graphs)
     total = needed.total(bool(gpu))
-    fits = total <= gpu.memory * GB * (1 - ROOM) if gpu else None
+    sharing = -(-per_node // gpus)  # processes of one GPU
+    fits = total * sharing <= gpu.memory * GB * (1 - ROOM) if gpu else None
     plan = {"parameters": model.parameters, "processes": processes, **vars(needed), "total": total}
     if options.json:
         say_json(plan | {"fits": fits})
     else:
         say("\n".join(_lines(plan)))
         if gpu:
-            say(_cost(config, model.parameters, gpu, processes))
+            speed = gpu.peak(config.precision) * MFU * min(gpus, per_node) * options.num_nodes
+            say(_cost(config, model, speed, host_seconds(config, model, processes, graphs)))
             say(f"{'fits' if fits else 'does not fit'} into a {name} of {gpu.memory} GB, of which {ROOM:.0%} stay free")
     if fits is False:
         raise UserError(f"the run needs too much memory; what spares some (docs/memory.md): {CURES}")
@@ -52,35 +59,49 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}:"
             yield from (f"  {name:<42}{size / GB:8.2f} GB" for name, size in value.items())
         else:
-            yield f"{key}: {value:,}"
+            yield f"{key}: {value / GB:.2f} GB" if key == "total" else f"{key}: {value:,}"
 
 
-def _cost(config: Config, parameters: int, gpu: Gpu, gpus: int) -> str:
-    """How long the run takes at MFU of the peak, and what that costs."""
+def host_seconds(config: Config, model: Model, processes: int, graphs: bool) -> float:
+    """How long the host takes to launch a step's microbatches. The device may wait for it.
 
+    graphs: whether microbatches are replays of a CUDA graph; of several processes, each one's last is not.
+    """
+    assert isinstance(config.model, Language)
+    microbatches = -(-config.global_size(processes) // (config.batch.micro_size * processes))
+    replays = microbatches - (processes > 1) if graphs else 0
+    block = COMPILED_BLOCK if config.train.compile else EAGER_BLOCK
+    launches = config.model.n_layer * block + model.tensors * HOOK
+    return replays * REPLAY + (microbatches - replays) * launches
+
+
+def _cost(config: Config, model: Model, speed: float, host: float) -> str:
+    """How long the steps compute, and what that costs. speed: operations a second. host: see host_seconds."""
     shape, steps = config.model, config.train.max_steps
     assert isinstance(shape, Language)
     tokens = position(steps, config.batch.global_size, config.batch.double_at) * shape.block_size
-    flops = flops_per_token(parameters, shape.n_layer, shape.n_embd, shape.block_size)
-    hours = tokens * flops / (gpu.peak(config.precision) * MFU * gpus) / 3600
-    price = config.run.price_per_hour
-    cost = f", a cost of {price * hours:,.2f}" if price else "; run.price_per_hour=… tells the cost"
-    return f"{steps:,} steps, {tokens:,} tokens: {hours:,.2f} hours at {MFU:.0%} of the peak (an estimate){cost}"
+    computing = tokens * flops_per_token(model.parameters, shape.n_layer, shape.n_embd, shape.block_size) / speed
+    seconds, price = max(computing, steps * host), config.run.price_per_hour
+    cost = f", a cost of {price * seconds / 3600:,.2f}" if price else "; run.price_per_hour=… tells the cost"
+    parts = f"the GPUs {duration(computing)} at {MFU:.0%} of the peak, their hosts {duration(steps * host)}"
+    time = f"{duration(seconds)} of computing, without the network (estimates: {parts})"
+    return f"{steps:,} steps, {tokens:,} tokens: {time}{cost}"
 
 
-def _machine(options: argparse.Namespace, gpus: Mapping[str, Gpu]) -> tuple[str, int]:
-    """(the GPU's name, "" for none; processes on each node)."""
+def _machine(options: argparse.Namespace, gpus: Mapping[str, Gpu]) -> tuple[str, int, int]:
+    """(the GPU's name, "" for none; GPUs of each node, or its processes without; processes on each node)."""
     if options.num_nodes < 1 or (options.processes or 1) < 1:
         raise UserError("--num-nodes and --processes: give numbers from 1")
-    if not options.gpus:
-        return "", options.processes or 1
+    if options.gpus in (None, "", "none"):
+        return "", options.processes or 1, options.processes or 1
     asked, _, number = options.gpus.partition(":")
     name = next((name for name in gpus if name.upper() == asked.upper()), "")
     if not name:
         raise UserError(f"--gpus {options.gpus}: the memory of this GPU is not known here; there are {', '.join(gpus)}")
     if not (number or "1").isdecimal() or int(number or 1) < 1:
         raise UserError(f"--gpus {options.gpus}: give NAME:NUMBER, such as L4:1")
-    return name, options.processes or int(number or 1)
+    count = int(number or 1)
+    return name, count, options.processes or count
 
 
 def _config(overrides: list[str], processes: int) -> Config:

@@ -80,7 +80,7 @@ class WorldConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU where there is one."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """How the processes talk; auto: nccl on GPUs, gloo on CPUs."""
+    """How the processes talk; auto: nccl on GPUs, gloo on CPUs. With gloo, the processes of a node may share GPUs."""
     timeout_seconds: float = Field(default=600, gt=0)
     """Longest wait for the other processes in a step or a snapshot, and for a silent node; then exit code 70."""
     init_timeout_seconds: float = Field(default=300, gt=0)

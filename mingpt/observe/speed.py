@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from mingpt.world.env import Env
+
 
 class Gpu(NamedTuple):
     """Memory in GB; dense TFLOP/s in bf16 or fp16 on tensor cores, and in fp32. tf32 is half of the first."""
@@ -46,13 +48,17 @@ def flops_per_token(parameters: int, layers: int, width: int, block_size: int) -
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Operations a second of one process's device at best; None for a CPU, and for a GPU that GPUS does not name."""
+    """Operations a second that one process has at best: of its GPU, or of its part of those that its node shares.
+
+    None for a CPU, and for a GPU that GPUS does not name.
+    """
     if device.type != "cuda":
         return None
     words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
     known = {} if "NVL" in words else GPUS  # the NVL cards are others
     found = next((gpu for name, gpu in known.items() if words.issuperset(name.split("-"))), None)
-    return found and found.peak(precision)
+    part = min(1.0, torch.cuda.device_count() / (Env.read().local_size or 1))  # world.backend=gloo can share GPUs
+    return found and found.peak(precision) * part
 
 
 def peak_memory(device: torch.device) -> int:

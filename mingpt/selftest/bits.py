@@ -24,6 +24,7 @@ from mingpt.compute.batches import BatchPlan
 from mingpt.compute.buckets import CHUNK
 from mingpt.compute.optimizer import pairwise_sum, sums_of_squares
 from mingpt.config import compose
+from mingpt.console import complain, counted
 from mingpt.train import factory
 from mingpt.train.context import make_context
 from mingpt.world.lifetime import end_with_parent
@@ -116,19 +117,28 @@ def cases(device: torch.device, compiled: bool) -> dict[str, Callable[[], Case]]
     return found
 
 
-def repeat(all_cases: dict[str, Callable[[], Case]], device: torch.device, seconds: float) -> dict[str, Any]:
-    """{"digests": {case: {digest: how often}}, "absent": {case: why}}, in turns until the time is over."""
-    works, absent = dict[str, Case](), dict[str, str]()
-    held, generator, until = list[Tensor](), torch.Generator().manual_seed(1), time.monotonic() + seconds
-    for name, make in all_cases.items():
+def repeat(
+    all_cases: dict[str, Callable[[], Case]], device: torch.device, seconds: float, limit: float
+) -> dict[str, Any]:
+    """{"digests": {case: {digest: how often}}, "absent": {case: why}}, in turns until the time is over.
+
+    limit: seconds; cases that have not begun by then are absent (all but the first), and no case is repeated any more.
+    """
+    works, counts, absent = dict[str, Case](), dict[str, Counter[str]](), dict[str, str]()
+    held, generator, begun, rounds = list[Tensor](), torch.Generator().manual_seed(1), time.monotonic(), 1
+    for number, (name, make) in enumerate(all_cases.items(), 1):
+        if works and time.monotonic() >= begun + limit:
+            absent[name] = f"not done within {limit:g} s (--limit)"
+            continue
+        complain(f"case {number} of {len(all_cases)}: {name}")
         try:
             work = make()
-            work()
+            counts[name] = Counter([work()])
             works[name] = work
         except RuntimeError as error:  # torch has no such kernel for this device, precision or head size
-            absent[name] = str(error).splitlines()[0][:100]
-    counts, rounds = {name: Counter[str]() for name in works}, 0
-    while rounds < FEWEST or time.monotonic() < until:
+            absent[name] = f"not here: {str(error).splitlines()[0][:100]}"
+    complain(f"{counted(len(works), 'case')} again, for {seconds:g} s in all")
+    while time.monotonic() < begun + (max(seconds, limit) if rounds < FEWEST else seconds):
         for name, work in works.items():
             # Blocks of random sizes are allocated and freed, so that the next step's tensors lie elsewhere.
             sizes = torch.randint(1, 1 << 18, (8,), generator=generator).tolist()
@@ -139,14 +149,14 @@ def repeat(all_cases: dict[str, Callable[[], Case]], device: torch.device, secon
 
 
 def main() -> None:
-    """Arguments: seconds, whether compiled steps are cases, the parent, cpu or cuda:N. Prints one JSON line."""
-    seconds, compiled, parent, name = sys.argv[1:]
+    """Arguments: seconds, limit, whether compiled steps are cases, the parent, cpu or cuda:N. Prints one JSON line."""
+    seconds, limit, compiled, parent, name = sys.argv[1:]
     end_with_parent(int(parent))
     device = torch.device(name)
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    found = repeat(cases(device, compiled == "True"), device, float(seconds))
+    found = repeat(cases(device, compiled == "True"), device, float(seconds), float(limit))
     probe = {"probe": None} if name != "cpu" else {}  # of a GPU: one that computes wrongly must not be another kind
     print(json.dumps({**found, "machine": numerics.machine(device) | probe}))
 

@@ -17,39 +17,43 @@ from mingpt.command import Unfit
 from mingpt.console import say, say_json
 from mingpt.errors import TransientError, UserError
 
-START_SECONDS = 600  # for imports and, with --compile, the compiler; beside --seconds
+START_SECONDS = 600  # beside --seconds and --limit: for imports, and a case that has begun when the limit is over
 TABLE = Path(__file__).with_name("known.json")
 MARKS = {True: "ok  ", False: "FAIL", None: "    "}
 Result = tuple[str, bool | None, str]  # what; whether it is right, None if it can't be wrong; what was found
 
 
 def busy(names: list[str], *options: str, limit: float) -> list[dict[str, Any]]:
-    """The answers of processes that compute at the same time, one on each device."""
+    """The answers of processes that compute at the same time, one on each device. The first shows how far it is."""
 
-    def one(name: str) -> dict[str, Any]:
+    def one(number: int, name: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "mingpt.selftest.bits", *options, str(os.getpid()), name]
         try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+            shown = subprocess.PIPE if number else None  # as stderr
+            ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=shown, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
             raise TransientError(f"{name} does not answer after {limit:.0f} s") from None
         if ended.returncode:
-            raise TransientError(f"a step on {name} ended with exit code {ended.returncode}: {ended.stderr[-500:]}")
+            raise TransientError(
+                f"a step on {name} ended with exit code {ended.returncode}: {(ended.stderr or 'see above')[-500:]}"
+            )
         answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
         return answer
 
     with ThreadPoolExecutor(len(names)) as pool:
-        return list(pool.map(one, names))
+        return list(pool.map(one, range(len(names)), names))
 
 
 def judge(answers: list[dict[str, Any]]) -> list[Result]:
     """For each case: one digest in all processes and repetitions, or several."""
     results: list[Result] = []
     for name in answers[0]["digests"]:
-        counts = [answer["digests"][name] for answer in answers]
+        counts = [answer["digests"].get(name, {}) for answer in answers]  # none: its time was over
         digests = {digest for count in counts for digest in count}
         found = ", ".join(digests) if len(digests) == 1 else f"different results, by process: {counts}"
-        results.append((name, len(digests) == 1, found))
-    return results + [(name, None, f"not here: {why}") for name, why in answers[0]["absent"].items()]
+        once = sum(sum(count.values()) for count in counts) == 1  # the limit was over
+        results.append((name, None, f"{found}, computed once") if once else (name, len(digests) == 1, found))
+    return results + [(name, None, why) for name, why in answers[0]["absent"].items()]
 
 
 def compare(mine: dict[str, Any], table: Path = TABLE) -> Result:
@@ -74,11 +78,11 @@ def devices(wanted: str | None) -> list[str]:
 
 
 def check(options: Namespace) -> int:
-    if not 0 <= options.seconds < 86400:
-        raise UserError(f"--seconds {options.seconds:g}: give 0 to 86400")
-    answers = busy(
-        devices(options.device), str(options.seconds), str(options.compile), limit=options.seconds + START_SECONDS
-    )
+    times = options.seconds, options.limit
+    if min(times) < 0 or not sum(times) < 86400:
+        raise UserError("--seconds and --limit: give numbers from 0, together below 86400")
+    arguments = map(str, (*times, options.compile))
+    answers = busy(devices(options.device), *arguments, limit=sum(times) + START_SECONDS)
     machine = answers[0]["machine"]
     mine = {**machine, "digests": {case: min(found) for case, found in answers[0]["digests"].items()}}
     about = ", ".join(f"{key} {value}" for key, value in machine.items() if value)

@@ -88,8 +88,10 @@ class Bench:
 
     def step(self, step: int, drop: frozenset[int] = frozenset()) -> Figures:
         """Do step number `step`, counted from 0."""
-        stats = train_step(self.context, step, iter(self.microbatches(step, drop)))
-        return DelayedRead(step, late=False)(step + 1, stats, self.context.update.guard.skips)
+        batches, read = iter(self.microbatches(step, drop)), DelayedRead(step, late=False)
+        read.begin(self.context.device)
+        stats = train_step(self.context, step, batches)
+        return read(step + 1, stats, self.context.update.guard.skips)
 
     def to_device(self, microbatch: Microbatch) -> list[Tensor]:
         return [x.to(self.world.device) for x in microbatch]

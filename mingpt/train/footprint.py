@@ -7,7 +7,7 @@ have a shape and no memory. What of them lives at a time is counted; what the ex
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -71,12 +71,14 @@ class Living(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes of one config's model, whatever the world. parameters: how many.
+    """The sizes of one config's model, whatever the world. parameters: how many. tensors: how many have gradients.
 
-    kept: bytes that one microbatch keeps for backward, at the end of forward. points: see Living.
+    kept: bytes that one microbatch keeps for backward, at the end of forward. evaluation: the most bytes of a forward
+    without gradients. points: see Living.
     """
 
     parameters: int
+    tensors: int
     largest: int  # tensor, in bytes
     first: int  # bytes of the trained tensor whose gradient is finished last: of an embedding
     others: int  # bytes of the largest of the others
@@ -84,6 +86,7 @@ class Model:
     gradients: int  # bytes
     vocabulary: int  # with its padding
     kept: int
+    evaluation: int
     points: list[tuple[int, int]]
 
     def peak(self, weight: float, copies: float = 0, most: int = 0, whole: int = 0) -> int:
@@ -119,13 +122,18 @@ def look_at(config: Config) -> Model:
         named, everything = trainable(model), list(model.parameters())
         living = Living(model)
         with living:
+            with autocast_for(config, torch.device("cpu")), torch.no_grad():
+                model.eval()(tokens, targets)
+            evaluation = max(living.points)[0]
+            living.points.clear()
             with autocast_for(config, torch.device("cpu")):
-                loss, _ = model(tokens, targets)
+                loss, _ = model.train()(tokens, targets)
             kept = living.bytes
             loss.backward()
         of_muon = muon_names(config.optimizer.name, roles(model))
         found = Model(
             parameters=sum(p.numel() for p in everything),
+            tensors=len(named),
             largest=max(p.nbytes for p in everything),
             first=named[0][1].nbytes,
             others=max((p.nbytes for _, p in named[1:]), default=0),
@@ -133,6 +141,7 @@ def look_at(config: Config) -> Model:
             gradients=sum(p.nbytes for _, p in named),
             vocabulary=model.config.padded_vocab_size,
             kept=kept,
+            evaluation=evaluation,
             points=living.points,
         )
     torch.set_num_threads(threads)
@@ -165,8 +174,13 @@ class Footprint:
         return int((1 + GAPS_CPU) * (needed + sum(self.snapshots.values()))) + CONSTANT_CPU
 
 
-def footprint(config: Config, model: Model, processes: int, per_node: int) -> Footprint:
-    """How much memory the process that needs most takes. processes: of the run; per_node: of each node."""
+def footprint(config: Config, model: Model, processes: int, per_node: int, graphs: bool = False) -> Footprint:
+    """How much memory the process that needs most takes. processes: of the run; per_node: of each node.
+
+    graphs: whether microbatches are replays of a CUDA graph (not with reduce=fast). What the graph holds is free for
+    nothing else: what a microbatch needs, and all its gradients, each at its own address. Each of several processes
+    computes its last microbatch without the graph, since the exchange overlaps its backward.
+    """
     microbatches = config.global_size(processes) // config.batch.micro_size
     slices = processes if config.shards else 1
     whole = (2 + bool(config.optimizer.ema)) * model.gradients - model.of_muon  # all moments, and the weights' mean
@@ -183,19 +197,26 @@ def footprint(config: Config, model: Model, processes: int, per_node: int) -> Fo
     flight = min(g, max(BUCKET_BYTES, model.others, model.first // cut)) * (processes > 1 and not fast)
     flights, kept = UNDER_WAY * flight, sent * model.first * (cut > 1)
     positions = config.batch.micro_size * config.model.block_size
+    # Beside its graph, a replayed microbatch needs nothing but copies of the gradients that begin a partial sum.
+    replayed = replace(model, points=[(0, 0), (g, g)]) if graphs and not fast else model
+    last = replayed if processes == 1 else model
     if fast:
         phases = {"a microbatch": g * several + model.peak(0 if several else 1)}
     else:
         # A gradient is added to a partial sum as soon as it is there, or becomes one. In the last backward, a slice of
         # the whole sum takes its place.
         phases = {
-            "a microbatch": max((n * g + model.peak(more) for of in steps for n, more in of[:-1]), default=0),
+            "a microbatch": max((n * g + replayed.peak(more) for of in steps for n, more in of[:-1]), default=0),
             "the last microbatch, and the exchange": max(
-                n * g + model.peak(1 / slices - n, sent + received, flights, kept) for (*_, (n, _)) in steps
+                n * g + last.peak(1 / slices - n, sent + received, flights, kept) for (*_, (n, _)) in steps
             ),
         }
+    steady = {"weights": weights, "optimizer state": moments}
+    if replayed is not model:
+        steady["CUDA graph of a microbatch"] = model.peak(1)
+        phases["evaluation"] = model.evaluation
     return Footprint(
-        steady={"weights": weights, "optimizer state": moments},
+        steady=steady,
         phases=phases | {"update": _update(model, slices)},
         parts={
             "partial sums of gradients": max(n for of in steps for n, _ in of) * g,

@@ -56,6 +56,7 @@ def train(run: Run) -> int:
     """
     context, checkpointer = run.context, run.checkpointer
     for step in range(run.start, run.last_step):
+        run.read.begin(context.device)
         stats = train_step(context, step, run.batches, run.graphs)
         done, last = step + 1, step + 1 == run.last_step
         figures = run.read(done, stats, context.update.guard.skips)

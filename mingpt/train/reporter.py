@@ -30,7 +30,7 @@ from mingpt.observe.events import (
     StepDone,
 )
 from mingpt.observe.jsonl import MetricsLog
-from mingpt.observe.ledger import STEPS, Accountant
+from mingpt.observe.ledger import Accountant
 from mingpt.observe.live import LiveLine
 from mingpt.observe.notify import Alarms, notify
 from mingpt.observe.own import OwnObserver
@@ -55,6 +55,8 @@ STARTING = ("import", "data", "rendezvous", "device", "compiler", "model", "rest
 class Reporter:
     """Remembers the last logged steps and the training time up to them, from which the next averages follow.
 
+    The training time is the sum of the steps' own seconds, whenever they are read, without what came between them.
+
     peak: tokens a second if all devices did what they can; None: not known.
     """
 
@@ -64,6 +66,7 @@ class Reporter:
         self.config, self.observers, self.context, self.lifetime = config, observers, context, lifetime
         self.train, self.world, self.update, self.attempt = config.train, context.world, context.update, attempt
         self.start, self.done = start, start
+        self.trained = 0.0  # seconds of the steps so far
         self.marks = deque([(start, 0.0)], maxlen=2)  # logged steps, and the seconds of training up to them
         self.first = start, 0.0  # the first step of this attempt, and the seconds up to its end
         flops = peak_flops(context.device, config.precision)
@@ -106,15 +109,16 @@ class Reporter:
         if self.done == self.start + 1:
             self.lifetime.phase = Phase.TRAINING
             if self.world.is_main:
-                parts = {name: clock.seconds(name) for name in STARTING} | {"first step": self._trained()}
+                parts = {name: clock.seconds(name) for name in STARTING} | {"first step": figures.seconds}
                 say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items() if seconds))
             clock.enter("step")  # the first one is counted as "compile" if the model is compiled
             self.first = self.done, sum(clock.account().values())
+        self.trained += figures.seconds
         with clock.within("report"):
             self.observers.publish(self._done(figures))
 
     def _done(self, figures: Figures) -> StepDone:
-        step, last, trained, plan = figures.step, self.train.max_steps, self._trained(), self.context.plan
+        step, last, trained, plan = figures.step, self.train.max_steps, self.trained, self.context.plan
         logged = step % self.train.log_every == 0 or step == last
         before, seconds = self.marks[-1 if logged else 0]  # not logged: a longer time, so that a display is steady
         step_seconds = (trained - seconds) / (step - before)
@@ -141,9 +145,6 @@ class Reporter:
             mfu=speed / self.peak if self.peak else None,
             world_size=self.world.size,
         )
-
-    def _trained(self) -> float:
-        return sum(map(self.lifetime.clock.seconds, STEPS))
 
     def end(self, done: int, finished: bool, digest: str | None) -> None:
         self.lifetime.ending = True

@@ -4,7 +4,8 @@ All are known before the last microbatch's backward, so the exchange runs during
 """
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import torch
@@ -45,6 +46,7 @@ class Figures:
     """StepStats as numbers, once they have come from the device. step: the number of steps done.
 
     flags: those that at least one process has raised. skips: how many steps up to this one were skipped in a row.
+    seconds: this step's own, whenever it is read: from its begin to its last operation, on CUDA by the device's clock.
     """
 
     step: int
@@ -55,6 +57,7 @@ class Figures:
     waited: list[float]
     grad_norm: float
     skips: int
+    seconds: float
 
     @property
     def loss(self) -> float:
@@ -100,32 +103,54 @@ class StatsExchange:
         return StepStats(losses, tokens, rows[:, 2 * longest : end].sum(0), rows[:, end:])
 
 
+class Moment:
+    """A point in a device's work: on CUDA when the device gets there, which the host learns later; on a CPU, now."""
+
+    def __init__(self, device: torch.device, now: Callable[[], float]) -> None:
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        self._host = now()
+        if self._event:
+            self._event.record()
+
+    def since(self, earlier: "Moment") -> float:
+        """Seconds. Waits until the device is there."""
+        if self._event and earlier._event:
+            self._event.synchronize()
+            return earlier._event.elapsed_time(self._event) / 1e3
+        return self._host - earlier._host
+
+
 class DelayedRead:
     """Reads each step's figures without waiting for the device: on CUDA, each call returns those of the call before.
 
     All processes are late by the same one call, so they still act at the same step.
     """
 
-    def __init__(self, start: int, late: bool) -> None:
+    def __init__(self, start: int, late: bool, now: Callable[[], float] = time.monotonic) -> None:
         """start: the number of steps done before the first call. late: the device computes while the host goes on.
+        now: a time in seconds; only differences count.
 
         The first call of a late one has nothing to return, and no flag is raised.
         """
-        self._none = Figures(start, [], 0.0, Flags(), [], [], math.nan, 0)
-        self._late = late
-        self._pending: tuple[int, StepStats, Tensor, torch.cuda.Event | None] | None = None
+        self._none = Figures(start, [], 0.0, Flags(), [], [], math.nan, 0, 0.0)
+        self._late, self._now = late, now
+        self._begun: Moment | None = None
+        self._pending: tuple[int, StepStats, Tensor, Moment, Moment] | None = None
+
+    def begin(self, device: torch.device) -> None:
+        """Call this before each step: its time counts from here."""
+        self._begun = Moment(device, self._now)
 
     def __call__(self, step: int, stats: StepStats, skips: Tensor) -> Figures:
         """skips: int64 scalar on the device, see compute/guard.py."""
         assert stats.grad_norm is not None
+        assert self._begun
         device = skips.device
         parts = (stats.losses, stats.tokens.view(1), stats.flags, stats.times.reshape(-1), stats.grad_norm.view(1))
         values = torch.cat([*(part.to(device, torch.float64, non_blocking=True) for part in parts), skips.view(1)])
         before = self.last() or self._none
-        event = torch.cuda.Event() if device.type == "cuda" else None
-        self._pending = step, stats, values.to("cpu", non_blocking=True), event
-        if event:
-            event.record()
+        values = values.to("cpu", non_blocking=True)
+        self._pending = step, stats, values, self._begun, Moment(device, self._now)
         if self._late:  # on CUDA: what was read above, of the step before
             return before
         return self.last() or before
@@ -134,14 +159,13 @@ class DelayedRead:
         """Read what the last call has not returned yet; None if there is nothing."""
         if self._pending is None:
             return None
-        (step, stats, values, event), self._pending = self._pending, None
-        if event:
-            event.synchronize()
-        return _figures(step, stats, values)
+        (step, stats, values, begun, done), self._pending = self._pending, None
+        seconds = done.since(begun)  # waits for the device, so the values are there
+        return _figures(step, stats, values, seconds)
 
 
-def _figures(step: int, stats: StepStats, values: Tensor) -> Figures:
+def _figures(step: int, stats: StepStats, values: Tensor, seconds: float) -> Figures:
     sizes = [len(stats.losses), 1, len(stats.flags), TIMES * len(stats.times), 1, 1]
     losses, tokens, raised, times, norm, skips = (part.tolist() for part in values.split(sizes))
     flags = Flags(*(count > 0 for count in raised))
-    return Figures(step, losses, tokens[0], flags, times[::TIMES], times[1::TIMES], norm[0], int(skips[0]))
+    return Figures(step, losses, tokens[0], flags, times[::TIMES], times[1::TIMES], norm[0], int(skips[0]), seconds)

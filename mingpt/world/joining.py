@@ -29,10 +29,13 @@ def _device(config: WorldConfig, local_rank: int) -> torch.device:
         return torch.device("cpu")
     visible = torch.cuda.device_count()
     index = 0 if slurm.hides_gpus(os.environ, visible) else local_rank
+    if config.backend == "gloo" and visible:  # only NCCL takes each GPU once
+        index %= visible
     if index >= visible:
+        share = "world.backend=gloo, with which processes share GPUs, or " if visible else ""
         raise UserError(
             f"world.device={config.device}: process {local_rank} of this node needs a GPU of its own, but "
-            f"{visible} are visible: start fewer processes a node, or use world.device=cpu",
+            f"{visible} are visible: start fewer processes a node, or use {share}world.device=cpu",
             everywhere=not torch.cuda.is_available(),
         )
     return torch.device("cuda", index)

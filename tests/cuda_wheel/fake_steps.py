@@ -169,6 +169,7 @@ def last_step(config: Config, rank: int, size: int, each: int) -> dict[str, Any]
             read = DelayedRead(0, late=True)
             for step in range(STEPS):
                 watched.forget()
+                read.begin(world.device)
                 stats = train_step(context, step, batches)
                 read._pending = None  # a fake tensor has no numbers to read
                 read(step + 1, stats, context.update.guard.skips)

@@ -71,7 +71,10 @@ def test_a_gpu_is_known_by_its_name(
     monkeypatch: pytest.MonkeyPatch, name: str, precision: str, peak: float | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-    assert peak_flops(torch.device("cuda"), precision) == peak
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for processes, share in ((None, 1.0), ("1", 1.0), ("2", 1.0), ("3", 2 / 3), ("4", 0.5)):  # two GPUs among these
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes) if processes else None
+        assert peak_flops(torch.device("cuda"), precision) == (peak and peak * share)
     assert peak_flops(torch.device("cpu"), precision) is None
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,29 @@ def test_a_result_that_changes_and_a_kernel_that_is_not_here_are_seen() -> None:
 
     digests = cycle(["a", "a", "b"])
     works = {"good": lambda: lambda: "g", "sick": lambda: lambda: next(digests), "cudnn": absent}
-    assert bits.repeat(works, CPU, 0.0) == {
+    assert bits.repeat(works, CPU, 0.0, 600.0) == {
         "digests": {"good": {"g": 3}, "sick": {"a": 2, "b": 1}},
-        "absent": {"cudnn": "No available kernel. Aborting execution."},
+        "absent": {"cudnn": "not here: No available kernel. Aborting execution."},
     }
+
+
+def test_what_was_not_done_within_the_limit_is_said_and_judged_where_it_was_done() -> None:
+    def make(name: str) -> Callable[[], bits.Case]:
+        return lambda: lambda: name
+
+    works = {name: make(name) for name in ("a", "b", "c")}
+    short = json.loads(json.dumps(bits.repeat(works, CPU, 0.0, 0.0)))
+    assert short == {"digests": {"a": {"a": 1}}, "absent": dict.fromkeys("bc", "not done within 0 s (--limit)")}
+    whole = {"digests": {"a": {"a": 3}, "b": {"b": 3}, "c": {"c": 3}}, "absent": {}}
+    left = [(name, None, short["absent"][name]) for name in "bc"]
+    assert judge([short]) == [("a", None, "a, computed once"), *left]
+    assert judge([short, whole]) == [("a", True, "a"), *left]
+    assert judge([whole, short]) == [(name, True, name) for name in "abc"]
 
 
 def test_a_process_that_differs_from_the_others_is_named() -> None:
     good: dict[str, Any] = {"digests": {"gpt2": {"a": 4}}, "absent": {"x": "why"}}
-    assert judge([good, good]) == [("gpt2", True, "a"), ("x", None, "not here: why")]
+    assert judge([good, good]) == [("gpt2", True, "a"), ("x", None, "why")]
     [(what, ok, found), _] = judge([good, {"digests": {"gpt2": {"a": 3, "b": 1}}, "absent": {}}])
     assert (what, ok) == ("gpt2", False)
     assert found.endswith("[{'a': 4}, {'a': 3, 'b': 1}]")
@@ -48,22 +63,38 @@ def test_a_known_kind_of_machine_has_known_digests(tmp_path: Path) -> None:
     assert compare({**kind, "torch": "2.14.0", "digests": {"a": "9"}}, table)[1] is None
 
 
+@pytest.mark.parametrize("row", json.loads(TABLE.read_text()), ids=lambda row: row["device"])
+def test_each_known_machine_is_known_with_its_versions_only(row: dict[str, Any]) -> None:
+    name, digests = next(iter(row["digests"])), row["digests"]
+    assert compare(row)[1] is True
+    assert compare({**row, "digests": {**digests, name: "another"}})[1:] == (False, f"others than here: {name}")
+    other = {"torch": "2.99.0", "cuda": "99.0", "mingpt": 99, "gpu": {**(row["gpu"] or {}), "cudnn": 1}}
+    for key, value in other.items():  # its bits may be others, rightly
+        assert compare({**row, key: value, "digests": {**digests, name: "another"}})[1] is None
+
+
 def test_all_cases_of_this_machine_repeat_and_differ_from_each_other() -> None:
-    found = bits.repeat(bits.cases(CPU, compiled=False), CPU, 0.0)["digests"]
+    found = bits.repeat(bits.cases(CPU, compiled=False), CPU, 0.0, 600.0)["digests"]
     assert [len(counts) for counts in found.values()] == [1] * 13, found
     assert len({next(iter(counts)) for counts in found.values()}) == 13
 
 
 @pytest.mark.slow
-def test_it_answers_with_json_and_a_row() -> None:
-    command = ["-m", "mingpt", "selftest", "--seconds", "0", "--json", "--device", "cpu"]
-    ended = ran([sys.executable, *command])
+@pytest.mark.parametrize("limit", [0, 600])
+def test_it_answers_with_json_and_a_row_and_shows_how_far_it_is(limit: int) -> None:
+    command = ["-m", "mingpt", "selftest", "--seconds", "0", "--limit", str(limit), "--json", "--device", "cpu"]
+    ended, cases = ran([sys.executable, *command]), [*bits.cases(CPU, compiled=False)]
+    done = cases if limit else cases[:1]
     found = json.loads(ended.stdout)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("case ")]
+    assert lines == [f"case {number} of {len(cases)}: {name}" for number, name in enumerate(done, 1)]
+    left = [r["what"] for r in found["results"] if r["found"] == "not done within 0 s (--limit)"]
+    assert left == [name for name in cases if name not in done]
     # This machine may differ from a known one of its kind; all else is a fault of ours.
     assert [r["what"] for r in found["results"] if r["ok"] is False] in ([], ["known machines"])
     assert ended.returncode == (0 if found["ok"] else 1)
     assert found["row"].keys() == json.loads(TABLE.read_text())[0].keys()
-    assert found["row"]["digests"].keys() == bits.cases(CPU, compiled=False).keys()
+    assert [*found["row"]["digests"]] == done
 
 
 @pytest.mark.slow

@@ -51,3 +51,29 @@ def test_settings_that_spare_memory_do() -> None:
     assert [*hot.values()] == [2 * 3 * 4 * model.parameters]  # weights and two moments, twice
     parts = footprint(config.model_copy(update={"reduce": "fast"}), model, 2, 2).parts
     assert [bytes for name, bytes in parts.items() if "gradients" in name] == [4 * model.parameters, 0]
+
+
+def test_a_graph_keeps_the_memory_of_a_microbatch_beside_all_others() -> None:
+    """32 samples by 4: of one process, three partial sums are there at most; of two, two each."""
+    config = configured(*SMALL)
+    model = look_at(config)
+    g, pool = 4 * model.parameters, model.peak(1)
+    assert pool > model.kept + g
+    for processes, sums in ((1, 3), (2, 2)):
+        now, graphs = (footprint(config, model, processes, processes, graphs) for graphs in (False, True))
+        assert graphs.steady == now.steady | {"CUDA graph of a microbatch": pool}
+        eager = now.phases["the last microbatch, and the exchange"]
+        assert graphs.phases == {
+            "a microbatch": sums * g,
+            "the last microbatch, and the exchange": sums * g
+            if processes == 1
+            else eager,  # the latter without a graph
+            "update": now.phases["update"],
+            "evaluation": model.evaluation,
+        }
+    logits = 4 * 4 * 64 * 1024  # of 1000 tokens, padded
+    assert logits < model.evaluation < model.kept
+    fast = config.model_copy(update={"reduce": "fast"})
+    assert footprint(fast, model, 2, 2, graphs=True) == footprint(fast, model, 2, 2)
+    alone = changed(config, "batch.global_size", 4)  # one microbatch: its gradients are copied, as the sums
+    assert footprint(alone, model, 1, 1, graphs=True).step == max(g, model.evaluation)

@@ -4,6 +4,7 @@ import errno
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -35,7 +36,7 @@ from mingpt.train.factory import build
 from mingpt.train.loop import Run
 from mingpt.train.reporter import Reporter, begin_snapshots
 from mingpt.train.resume import other_validation
-from mingpt.train.stats import DelayedRead
+from mingpt.train.stats import DelayedRead, Moment
 from mingpt.world.clock import Clock
 from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime, Phase
@@ -173,6 +174,39 @@ def test_a_device_that_is_read_one_step_late_shows_the_same_figures(open_run: Op
     assert [[step for step, *_ in steps] for steps in figures[1:]] == [[1, 2, 3, 4], [1, 2]]
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("stop", [False, True])
+def test_the_speed_of_a_step_is_its_own_whenever_it_is_read(
+    open_run: OpenRun, late: bool, every: int, stop: bool
+) -> None:
+    """Also that of the last step, which on CUDA is read right after the one before; in a resumed run, too."""
+    microbatch = 2.0  # seconds
+    for last_step in (STEPS, STEPS + 3):
+        longer = (f"train.max_steps={last_step}", f"train.log_every={every}", "schedule.decay_steps=4")
+        run, now = open_run(*longer, observers=(recorder := Recorder(),)), [0.0]
+
+        def batches(run: Opened = run, now: list[float] = now) -> Iterator[Any]:
+            """Each takes its time. What is computed takes none."""
+            for batch in run.run.batches:
+                now[0] += microbatch
+                yield batch
+
+        clock = partial(now.__getitem__, 0)
+        run.lifetime.clock, run.lifetime.stop = Clock("step", clock), stop
+        read = DelayedRead(run.run.start, late, clock)
+        train, context = run.config.train, run.run.context
+        loop.train(replace(run.run, batches=batches(), read=read))
+        seconds = microbatch * len(context.microbatches)
+        done, speed = recorder.of(StepDone), context.plan.global_size * run.config.model.block_size / seconds
+        assert [(e.step, e.step_seconds, e.tokens_per_second) for e in done] == [
+            (run.run.start + n + 1, seconds, speed) for n in range(len(done))
+        ]
+        assert [e.step for e in done if e.logged] == [
+            e.step for e in done if e.step % every == 0 or e.step == train.max_steps
+        ]
+
+
 def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
     open_run: OpenRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,3 +254,28 @@ def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: OpenRun) -
     with pytest.raises(UserError, match="attempt 2 has started"):
         older.train()
     assert Store(older.config.snapshot.dir).steps() == []
+
+
+def test_on_cuda_the_device_tells_when_it_came_to_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host goes on at once, so its clock would say that a step takes no time."""
+    queued, waited = [0.0], list[float]()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.reached = queued[0]  # milliseconds until the device has done all that it was given
+
+        def elapsed_time(self, end: "Event") -> float:
+            assert waited == [end.reached]
+            return end.reached - self.reached
+
+        def synchronize(self) -> None:
+            waited.append(self.reached)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    device, began = torch.device("cuda"), Moment(torch.device("cuda"), lambda: 7.0)
+    queued[0] += 250.0
+    done = Moment(device, lambda: 7.0)
+    assert done.since(began) == 0.25
