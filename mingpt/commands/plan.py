@@ -17,7 +17,8 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import Language
 from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token
-from mingpt.train.footprint import Model, footprint, look_at
+from mingpt.train.footprint import Footprint, Model, footprint, look_at
+from mingpt.train.graphs import why_not
 
 GB = 10**9
 MFU = 0.4  # of the GPUs' peak, for the time that a run takes: what large models reach
@@ -34,11 +35,19 @@ def plan_command(options: argparse.Namespace) -> int:
     config = _config(options.overrides, processes)
     if per_node > gpus and config.world.backend != "gloo":
         raise UserError(f"--processes {per_node}: with {gpus} GPUs a node, they share GPUs: set world.backend=gloo")
-    model, graphs = look_at(config), False
-    needed = footprint(config, model, processes, per_node, graphs)
-    total = needed.total(bool(gpu))
-    sharing = -(-per_node // gpus)  # processes of one GPU
-    fits = total * sharing <= gpu.memory * GB * (1 - ROOM) if gpu else None
+    model, sharing = look_at(config), -(-per_node // gpus)  # processes of one GPU
+
+    def planned(graphs: bool) -> tuple[Footprint, int, bool | None]:
+        """What the run needs, in bytes, and whether a GPU has so much."""
+        needed = footprint(config, model, processes, per_node, graphs)
+        total = needed.total(bool(gpu))
+        return needed, total, total * sharing <= gpu.memory * GB * (1 - ROOM) if gpu else None
+
+    graphs = bool(gpu) and config.train.cuda_graphs is not False and why_not(config) is None
+    needed, total, fits = planned(graphs)
+    if graphs and not fits and config.train.cuda_graphs == "auto":  # then training does without
+        graphs = False
+        needed, total, fits = planned(graphs)
     plan = {"parameters": model.parameters, "processes": processes, **vars(needed), "total": total}
     if options.json:
         say_json(plan | {"fits": fits})

@@ -178,8 +178,8 @@ def footprint(config: Config, model: Model, processes: int, per_node: int, graph
     """How much memory the process that needs most takes. processes: of the run; per_node: of each node.
 
     graphs: whether microbatches are replays of a CUDA graph (not with reduce=fast). What the graph holds is free for
-    nothing else: what a microbatch needs, and all its gradients, each at its own address. Each of several processes
-    computes its last microbatch without the graph, since the exchange overlaps its backward.
+    nothing else: what a microbatch needs, and a place for all of its gradients. Each of several processes computes its
+    last microbatch without the graph, since the exchange overlaps its backward.
     """
     microbatches = config.global_size(processes) // config.batch.micro_size
     slices = processes if config.shards else 1
@@ -213,7 +213,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int, graph
         }
     steady = {"weights": weights, "optimizer state": moments}
     if replayed is not model:
-        steady["CUDA graph of a microbatch"] = model.peak(1)
+        steady["CUDA graph of a microbatch"] = model.peak(0) + g
         phases["evaluation"] = model.evaluation
     return Footprint(
         steady=steady,

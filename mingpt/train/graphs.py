@@ -212,21 +212,27 @@ class Graphs:
         return graph
 
 
+def why_not(config: Config) -> str | None:
+    """Why the microbatches of this config can't be replayed, or shall not be. The only place that knows."""
+    if config.reduce == "fast":
+        return "reduce=fast adds microbatches up where a graph writes them"
+    if config.health.audit_every:
+        return "health.audit_every looks at each gradient"
+    if config.train.recompute == "block" and draws(config):
+        return "train.recompute=block reads the state of random numbers"
+    if config.train.cuda_graphs == "auto" and isinstance(config.model, Own):
+        return "auto leaves a model of your own without; true tries it"
+    return None
+
+
 def graphs_for(config: Config, context: StepContext) -> Graphs | None:
-    """What decides for the microbatches of a run; None: none is replayed. The only place that knows what can't be."""
+    """What decides for the microbatches of a run; None: none is replayed."""
     wanted, reduction, device = config.train.cuda_graphs, context.reduction, context.device.type
     if wanted is False or (wanted == "auto" and device not in RECORDERS):
         return None
-    reasons = {
-        f"this process computes on {device}": device not in RECORDERS,
-        "reduce=fast adds microbatches up where a graph writes them": not isinstance(reduction, ExactReduction),
-        "health.audit_every looks at each gradient": bool(config.health.audit_every),
-        "train.recompute=block reads the state of random numbers": config.train.recompute == "block" and draws(config),
-        "auto leaves a model of your own without; true tries it": wanted == "auto" and isinstance(config.model, Own),
-    }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if found or not isinstance(reduction, ExactReduction):
-        if context.world.is_main:
-            say(f"train.cuda_graphs: microbatches are computed without a graph: {found[0]}")
-        return None
-    return Graphs(context, reduction, wherever_it_fits=wanted == "auto")
+    reason = why_not(config) if device in RECORDERS else f"this process computes on {device}"
+    if reason is None and isinstance(reduction, ExactReduction):
+        return Graphs(context, reduction, wherever_it_fits=wanted == "auto")
+    if context.world.is_main:
+        say(f"train.cuda_graphs: microbatches are computed without a graph: {reason}")
+    return None

@@ -80,7 +80,7 @@ def test_a_replay_of_a_past_step_needs_no_graph(tmp_path: Path, text: Path, cach
     run = (f"data.path={text}", f"data.cache_dir={cache}", "train.max_steps=6")
     with graphs_on_cpu():
         train_here(f"{tmp_path}/run", *run)
-    with replay(f"{tmp_path}/run", 2) as past:
+    with replay(f"{tmp_path}/run", 2, [f"data.path={text}"]) as past:
         assert [past.advance().same for _ in range(3)] == [True] * 3
 
 
