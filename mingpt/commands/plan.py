@@ -43,7 +43,7 @@ def plan_command(options: argparse.Namespace) -> int:
         total = needed.total(bool(gpu))
         return needed, total, total * sharing <= gpu.memory * GB * (1 - ROOM) if gpu else None
 
-    graphs = bool(gpu) and config.train.cuda_graphs is not False and why_not(config) is None
+    graphs = bool(gpu) and config.train.cuda_graphs is not False and why_not(config, processes) is None
     needed, total, fits = planned(graphs)
     if graphs and not fits and config.train.cuda_graphs == "auto":  # then training does without
         graphs = False

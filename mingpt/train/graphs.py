@@ -212,8 +212,10 @@ class Graphs:
         return graph
 
 
-def why_not(config: Config) -> str | None:
-    """Why the microbatches of this config can't be replayed, or shall not be. The only place that knows."""
+def why_not(config: Config, processes: int) -> str | None:
+    """Why no microbatch of this config can be replayed, or shall be. The only place that knows."""
+    if 1 < processes >= config.global_size(processes) // config.batch.micro_size:
+        return "each process has one a step, and sends it while it is computed"
     if config.reduce == "fast":
         return "reduce=fast adds microbatches up where a graph writes them"
     if config.health.audit_every:
@@ -230,7 +232,7 @@ def graphs_for(config: Config, context: StepContext) -> Graphs | None:
     wanted, reduction, device = config.train.cuda_graphs, context.reduction, context.device.type
     if wanted is False or (wanted == "auto" and device not in RECORDERS):
         return None
-    reason = why_not(config) if device in RECORDERS else f"this process computes on {device}"
+    reason = why_not(config, context.world.size) if device in RECORDERS else f"this process computes on {device}"
     if reason is None and isinstance(reduction, ExactReduction):
         return Graphs(context, reduction, wherever_it_fits=wanted == "auto")
     if context.world.is_main:
