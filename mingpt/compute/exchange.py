@@ -173,8 +173,7 @@ class WeightGather:
         self.pending = list[tuple[Bucket, Tensor, Any]]()
 
     def start(self, bucket: Bucket) -> None:
-        if not bucket.shard:
-            return
+        """bucket: of which each process has its slice."""
         if len(self.pending) == GATHERS:
             self._complete(*self.pending.pop(0))
         packing = self.in_16_bits.get(bucket)

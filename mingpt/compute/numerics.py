@@ -46,8 +46,8 @@ def pin(config: Config, device: torch.device) -> None:
             activate_flash_attention_impl("FA3")
         except (ImportError, RuntimeError) as error:
             raise UserError(
-                f"train.attention=fa3: FlashAttention-3 can't be loaded ({error}): install its package, which has the "
-                f"module flash_attn_interface, or use train.attention=torch"
+                f"train.attention=fa3: FlashAttention-3 can't be loaded ({error}): install flash-attn-3 of PyTorch's "
+                "own package index (builds on PyPI have no backward), or use train.attention=torch"
             ) from error
     if config.train.compile:
         compiler.ready(config)

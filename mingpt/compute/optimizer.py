@@ -6,6 +6,7 @@ decide alike without communication, and without waiting for the device.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -61,6 +62,10 @@ class Rule:
     muon: bool
     lr: float
     weight_decay: float
+
+
+# By rule, rows of: weights, gradient, both moments, the count of steps.
+Pieces = defaultdict[Rule, list[tuple[Tensor, ...]]]
 
 
 def rules(named: Iterable[tuple[str, nn.Parameter]], config: Optimizer, roles: Mapping[str, Role]) -> dict[str, Rule]:
@@ -187,10 +192,14 @@ class Update:
         if self.own:
             self.own.step(sums, refused > 0, step, factor)
         counts = dict(zip(self.step_of, self.steps.clone().unbind(), strict=True))  # the kernel counts them up
+        by_rule = Pieces(list)
         for i, bucket in enumerate(self.buckets):
             if i in self.moments["exp_avg"]:
-                self._adamw(i, sums[i], counts, factor, refused)
-            self.weight_gather.start(bucket)  # while the next one is updated
+                self._collect(i, sums[i], counts, by_rule)
+            if bucket.shard:  # its new weights travel while the next bucket is updated
+                self._adamw(by_rule, factor, refused)
+                self.weight_gather.start(bucket)
+        self._adamw(by_rule, factor, refused)  # what does not travel: one call of the kernel for each rule
         self.steps.add_(1 - refused)
         self.weight_gather.finish()
         for i, mean in ema.items():  # no lerp, whose bits depend on how it is cut
@@ -218,18 +227,21 @@ class Update:
         chunks = [s[: bucket.chunks] for s, bucket in zip(squares, self.buckets, strict=True)]
         return pairwise_sum(torch.cat(chunks).double()[None])[0].sqrt().float()
 
-    def _adamw(self, i: int, gradient: Tensor, counts: Mapping[str, Tensor], factor: float, refused: Tensor) -> None:
-        """Call torch's fused kernel, which changes neither weights nor moments where `refused` is 1, without a wait."""
-        bucket, by_rule = self.buckets[i], dict[Rule, list[tuple[Tensor, ...]]]()
+    def _collect(self, i: int, gradient: Tensor, counts: Mapping[str, Tensor], by_rule: Pieces) -> None:
+        """Add this process's pieces of a bucket, and what AdamW remembers of them, to those of their rules."""
+        bucket = self.buckets[i]
         for slot, part in bucket.pieces(bucket.owned):
-            row = (
-                bucket.local[part],
-                gradient[part],
-                *(self.moments[kind][i][part] for kind in ("exp_avg", "exp_avg_sq")),
-                counts[slot.name],
-            )
-            by_rule.setdefault(self.rules[slot.name], []).append(row)
-        for rule, rows in by_rule.items():
+            moments = (self.moments[kind][i][part] for kind in ("exp_avg", "exp_avg_sq"))
+            by_rule[self.rules[slot.name]].append((bucket.local[part], gradient[part], *moments, counts[slot.name]))
+
+    def _adamw(self, by_rule: Pieces, factor: float, refused: Tensor) -> None:
+        """Take all pieces out, and call torch's fused kernel for those of each rule.
+
+        It changes neither weights nor moments where `refused` is 1, without a wait. An element's bits depend on no
+        other one, so they are the same in whichever call it is.
+        """
+        while by_rule:
+            rule, rows = by_rule.popitem()
             weights, gradients, firsts, seconds, steps = (list(column) for column in zip(*rows, strict=True))
             adamw(
                 weights, gradients, firsts, seconds, [], steps, fused=True, found_inf=refused, amsgrad=False,

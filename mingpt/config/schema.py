@@ -59,7 +59,7 @@ class Train(Section):
     sample_prompt: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
     """What these texts continue; null: a line feed."""
     attention: Literal["torch", "fa3"] = "torch"
-    """fa3: by FlashAttention-3, an extra package, on Hopper GPUs (H100, H200), in bf16 or fp16. Other bits."""
+    """fa3: by FlashAttention-3 (flash-attn-3 of PyTorch's own index), on H100 and H200, in bf16 or fp16. Other bits."""
     freeze: list[str] = Field(default=[])
     """Parameters that stay as they are: names, or patterns such as 'transformer.h.[0-5].*' or '*.bias'."""
 

@@ -1,7 +1,7 @@
 """What GPT-2 and the modern model share: the loss, and the keys and values that generation keeps."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Annotated
@@ -109,13 +109,16 @@ class LanguageModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loss_rows = 0
-        self.compiled_loss: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]] | None = None
+        self.prepare_loss(False, 0)
 
     def prepare_loss(self, compiled: bool, rows: int) -> None:
-        """compiled: by torch's compiler. rows: the positions whose logits are in memory at a time; 0: all."""
+        """compiled: by torch's compiler, each when it is first called.
+
+        rows: the positions whose logits are in memory at a time; 0: all.
+        """
         self.loss_rows = rows
-        self.compiled_loss = torch.compile(self.loss_of, dynamic=False) if compiled else None
+        self.compiled_loss = torch.compile(self.loss_alone, dynamic=False) if compiled else None
+        self.compiled_with_logits = torch.compile(self.loss_of, dynamic=False) if compiled else None
 
     def activations(
         self, tokens: Tensor, caches: Sequence[KVCache] | None = None, documents: Tensor | None = None
@@ -146,28 +149,43 @@ class LanguageModel(nn.Module):
         Returns (sum of the losses in nats, number of targets or sum of their weights), float32 scalars. Sums, not
         means: microbatches may have different numbers of targets (IGNORE), and sums add up to the right mean.
         """
+        activations = self.activations(tokens, None, documents)
         if self.loss_rows:
-            return self.loss_in_pieces(self.loss_rows, self.activations(tokens, None, documents), targets, weights)
-        return self.loss_and_logits(tokens, targets, weights, documents)[:2]
+            return self.loss_in_pieces(self.loss_rows, activations, targets, weights)
+        return (self.compiled_loss or self.loss_alone)(activations, targets, weights)
 
     def loss_and_logits(
         self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What `forward` returns, and the logits (batch, time, padded_vocab_size), float32."""
-        return (self.compiled_loss or self.loss_of)(self.activations(tokens, None, documents), targets, weights)
+        return (self.compiled_with_logits or self.loss_of)(self.activations(tokens, None, documents), targets, weights)
 
     def loss_of(self, activations: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """`loss_and_logits`, from the activations on: also of a part of the positions (`loss_in_pieces`)."""
         logits = self.padded_logits(activations)
         if self.config.padded_vocab_size > self.config.vocab_size:
             # exp(-inf) = 0: the padding is never predicted and gets no gradient.
-            logits[..., self.config.vocab_size :] = -torch.inf
+            if torch.compiler.is_compiling():
+                # Computed again in backward, as all else that follows the matrix product: what is kept for it is that
+                # product, in 16 bits under autocast. An assignment to a part would not be, and keep float32 logits.
+                padding = torch.arange(self.config.padded_vocab_size, device=logits.device) >= self.config.vocab_size
+                logits = logits.masked_fill(padding, -torch.inf)
+            else:  # in place: no copy of them
+                logits[..., self.config.vocab_size :] = -torch.inf
         rows, flat = logits.flatten(0, 1), targets.flatten()
         if weights is None:
             loss = F.cross_entropy(rows, flat, ignore_index=IGNORE, reduction="sum")
             return loss, (targets != IGNORE).sum().float(), logits
         losses = F.cross_entropy(rows, flat, ignore_index=IGNORE, reduction="none")
         return (losses * weights.flatten()).sum(), (weights * (targets != IGNORE)).sum(), logits
+
+    def loss_alone(self, activations: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`loss_of` without the logits, for training.
+
+        What a compiled function returns is in memory: 4 bytes a logit are written, and in backward as many zeros, their
+        gradient, are written and read. What it does not return stays in registers.
+        """
+        return self.loss_of(activations, targets, weights)[:2]
 
     def loss_in_pieces(
         self, rows: int, activations: Tensor, targets: Tensor, weights: Tensor | None
@@ -183,7 +201,7 @@ class LanguageModel(nn.Module):
             dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
             # Each piece casts the weight itself. A cast that all share would add up their gradients in half precision.
             with torch.autocast(kind, dtype, enabled, cache_enabled=False):
-                return (self.compiled_loss or self.loss_of)(activations, targets, weights)[:2]
+                return (self.compiled_loss or self.loss_alone)(activations, targets, weights)
 
         def cut(x: Tensor) -> Sequence[Tensor]:
             """(batch, time, …) to pieces of shape (1, rows, …)."""

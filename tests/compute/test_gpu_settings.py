@@ -58,6 +58,17 @@ def test_flash_attention_3_is_activated_and_recorded(hopper: None, monkeypatch: 
     assert numerics.fingerprint(configured(*FA3), CPU, "")["attention"] == "scaled_dot_product_attention fa3"
 
 
+def test_who_lacks_flash_attention_3_is_told_which_build_can_train(
+    hopper: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def activate(_name: str) -> None:
+        raise ModuleNotFoundError("No module named 'flash_attn_interface'")
+
+    monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", activate, raising=False)
+    with pytest.raises(UserError, match=r"^train\.attention=fa3: .*flash_attn_interface.* flash-attn-3 of PyTorch"):
+        pin(configured(*FA3), GPU)
+
+
 @pytest.mark.parametrize(
     ("overrides", "cure"),
     [
