@@ -4,10 +4,8 @@ Each step is a function that a test can call with a world of one.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -55,13 +53,18 @@ def train(
 ) -> int:
     """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
 
-    model: from factory.outline. notice_seconds: see Checkpointer.
+    model: from factory.build, which need not be drawn. notice_seconds: see Checkpointer.
     """
     clock = lifetime.clock
     world.run_on_main(lambda: make_run_dir(config.run.dir))
     world.run_on_main(lambda: another_running(config))  # before its snapshots are touched
+    if config.train.compile:
+        clock.enter("compiler")
+        ready(config)
+    clock.enter("device")
+    pin(config, world.device)
     clock.enter("model")
-    place_model(config, source, model, world, clock.within)
+    place_model(config, source, model, world)
     # Weights, two moments, and the weights' mean.
     state_bytes = (3 + bool(config.optimizer.ema)) * sum(p.nbytes for p in model.parameters())
     checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds)
@@ -100,22 +103,12 @@ def train(
         return loop.train(run)
 
 
-def place_model(
-    config: Config,
-    source: Source,
-    model: nn.Module,
-    world: World,
-    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-) -> None:
+def place_model(config: Config, source: Source, model: nn.Module, world: World) -> None:
     """Move the model to this process's device, ready to compute. Raises UserError if a user's can't be trained.
 
-    What is an outline only has memory then, and no weights. phase: see Hooks.
+    An outline has memory then, and no weights yet.
     """
-    if config.train.compile:
-        with phase("compiler"):
-            ready(config)
-    with phase("device"):
-        pin(config, world.device)
+    pin(config, world.device)
     if next(model.parameters()).is_meta:
         model.to_empty(device=world.device)
     model.to(world.device)

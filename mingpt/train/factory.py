@@ -4,7 +4,7 @@ A user's own (model._target_) is checked: that it is a module that can be traine
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -27,31 +27,20 @@ from mingpt.world.world import World
 SHOWN = 40  # parameter names in one message
 
 
-def build(config: Config, vocab_size: int) -> nn.Module:
+def build(config: Config, vocab_size: int, drawn: bool = True) -> nn.Module:
     """The model with its initial weights on the CPU, the same in every process.
 
-    vocab_size: 0 if the data has no tokens. Raises UserError if the model can't be built.
+    vocab_size: 0 if the data has no tokens. drawn: without, the package's own models are an outline, on the device
+    `meta`. Most starts go on from a snapshot, which has all of their state, since they consist of parameters alone.
+    `place_model` gives them memory, and `origin.restore` their initial weights, if there is no snapshot. A user's own
+    is always drawn, since its __init__ may compute anything. Raises UserError if the model can't be built.
     """
+    drawn = drawn or isinstance(config.model, Own)
     torch.set_num_threads(config.train.threads)  # the bits of an initialisation may depend on it
-    torch.manual_seed(derive("weights", config.seed))
-    return _built(config, vocab_size)
-
-
-def outline(config: Config, vocab_size: int) -> nn.Module:
-    """What `build` gives, but of the package's own models without memory: on the device `meta`.
-
-    Most starts go on from a snapshot, which has all of their state: they consist of parameters alone. `place_model`
-    gives them memory, and `origin.restore` their initial weights, if there is no snapshot. A user's own is built as
-    ever, since its __init__ may compute anything.
-    """
-    if isinstance(config.model, Own):
-        return build(config, vocab_size)
-    with torch.device("meta"):
-        return _built(config, vocab_size)
-
-
-def _built(config: Config, vocab_size: int) -> nn.Module:
-    model = config.model.build(vocab_size)
+    if drawn:  # else there is nothing to seed, and torch would wait for a GPU that is being opened
+        torch.manual_seed(derive("weights", config.seed))
+    with nullcontext() if drawn else torch.device("meta"):
+        model = config.model.build(vocab_size)
     if isinstance(config.model, Own):
         check_module(model, config.model)
     freeze(model, config.train.freeze)

@@ -19,7 +19,7 @@ from mingpt.model.language import Language
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
-from mingpt.train.factory import build, outline
+from mingpt.train.factory import build
 from mingpt.world.lifetime import Lifetime
 from run_kit import TINY
 
@@ -138,7 +138,7 @@ def test_a_damaged_snapshot_gives_way_to_an_older_one_or_to_a_new_beginning(
 def test_an_outline_needs_nothing_but_weights(kind: str) -> None:
     """What is no parameter would be lost on the device `meta`; a parameter that two modules share would become two."""
     config = configured(f"model.kind={kind}", "model.n_layer=2", "train.freeze=['*.0.*']")
-    drawn, without = build(config, 65), outline(config, 65)
+    drawn, without = build(config, 65), build(config, 65, drawn=False)
     for module in (*drawn.modules(), *without.modules()):
         assert not [*module.buffers(recurse=False)]
         assert not [name for name, value in vars(module).items() if isinstance(value, Tensor)]
