@@ -52,7 +52,9 @@ def keep_code(data: Data) -> None:
     /tmp/torchinductor_USER, anybody can have made before: ours belongs to this user alone, or else it is a new one,
     for this process only. Each machine has its own, should they share a disk: code for one CPU may not suit another.
     """
-    if FOLDER in os.environ:
+    from torch._inductor.runtime.runtime_utils import default_cache_dir  # slow to import
+
+    if os.environ.get(FOLDER, own := default_cache_dir()) != own:  # torch itself sets it where it is not set
         return
     users = Path(getattr(data, "cache_dir", CACHE_DIR)).expanduser() / f"compiled-{os.getuid()}"
     try:

@@ -32,7 +32,7 @@ from mingpt.train.audit import Audit
 from mingpt.train.bad_steps import BadSteps
 from mingpt.train.context import ALONE, Hooks, StepContext, make_context
 from mingpt.train.evaluation import Evaluation
-from mingpt.train.factory import buffer_check, prepare, try_out
+from mingpt.train.factory import buffer_check, give_memory, prepare, try_out
 from mingpt.train.loop import Run
 from mingpt.train.origin import another_running, claim_attempt, restore
 from mingpt.train.reporter import Reporter, begin_snapshots, open_observers
@@ -110,7 +110,7 @@ def place_model(config: Config, source: Source, model: nn.Module, world: World) 
     """
     pin(config, world.device)
     if next(model.parameters()).is_meta:
-        model.to_empty(device=world.device)
+        give_memory(model, world.device)
     model.to(world.device)
     if isinstance(config.model, Own):
         first = source.train[list(range(min(config.batch.micro_size, len(source.train))))]

@@ -4,7 +4,7 @@ A user's own (model._target_) is checked: that it is a module that can be traine
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.batches import derive
@@ -39,12 +40,32 @@ def build(config: Config, vocab_size: int, drawn: bool = True) -> nn.Module:
     torch.set_num_threads(config.train.threads)  # the bits of an initialisation may depend on it
     if drawn:  # else there is nothing to seed, and torch would wait for a GPU that is being opened
         torch.manual_seed(derive("weights", config.seed))
-    with nullcontext() if drawn else torch.device("meta"):
+    with ExitStack() as outlined:
+        if not drawn:
+            outlined.enter_context(torch.device("meta"))
+            outlined.enter_context(Undrawn())
         model = config.model.build(vocab_size)
     if isinstance(config.model, Own):
         check_module(model, config.model)
     freeze(model, config.train.freeze)
     return model
+
+
+class Undrawn(TorchFunctionMode):
+    """torch.nn.init does nothing. On `meta` it has nothing to do, and imports torch's compiler for that: a second."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+def give_memory(model: nn.Module, device: torch.device) -> None:
+    """Give an outline's parameters memory on the device. (Module.to_empty imports torch's compiler for that.)"""
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            empty = torch.empty(p.shape, dtype=p.dtype, device=device)
+            setattr(module, name, nn.Parameter(empty, p.requires_grad))
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """A start draws the model's first weights, and a resume draws none: with the same bits in every case."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.train.factory import build
 from mingpt.world.lifetime import Lifetime
+from paths_kit import ran
 from run_kit import TINY
 
 STEPS, HALF = 4, 2
@@ -132,6 +134,24 @@ def test_a_damaged_snapshot_gives_way_to_an_older_one_or_to_a_new_beginning(
     assert capsys.readouterr().out.count("DAMAGED SNAPSHOT") == damaged
     assert drawn == (begun * (1 + (damaged == 2)) if overrides is OWN else begun * (damaged == 2))
     assert digest(tmp_path / "halves") == digest(tmp_path / "whole")
+
+
+IMPORTS = """
+import sys, torch
+import mingpt.train.attempt
+from mingpt.config.compose import configure
+from mingpt.train.factory import build, give_memory
+for kind in ("gpt", "modern"):
+    model = build(configure([f"model.kind={kind}", "data=random", "run.dir=run"], 1), 65, drawn=False)
+    give_memory(model, torch.device("cpu"))
+print([name for name in ("sympy", "torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+
+
+@pytest.mark.slow
+def test_an_outline_does_not_import_the_compiler() -> None:
+    """A second that a start does not need; and torch would choose a folder for compiled code before ours is named."""
+    assert ran([sys.executable, "-c", IMPORTS]).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS["model"].items() if issubclass(kind, Language)])
