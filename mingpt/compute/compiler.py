@@ -1,15 +1,11 @@
-"""torch's compiler: how it is set, and the folder in which it keeps what it has compiled.
-
-Imports torch only where it is used: the launcher chooses the folder, for its workers and their standby.
-"""
+"""torch's compiler: how it is set, and the folder in which it keeps what it has compiled."""
 
 import os
 import platform
 import tempfile
-from contextlib import suppress
-from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
+
+import torch
 
 from mingpt.config.kinds import CACHE_DIR, Data
 from mingpt.config.schema import Config
@@ -23,7 +19,6 @@ FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # torch's own variable; Triton's kernels lie
 def ready(config: Config) -> None:
     """Import the compiler, and have it make the same code of the same model each time. Before anything is compiled."""
     keep_code(config.data)
-    imports()
     from torch._inductor import config as inductor
 
     # Torch's deterministic mode keeps this on. Where that is off (on CPUs, with reduce=fast), torch clears this
@@ -35,19 +30,12 @@ def ready(config: Config) -> None:
         keep_embedding_backward()
 
 
-def imports() -> None:
-    """What is slow to import. It touches no device, and starts no thread: a warm standby does it, and forks then."""
-    import torch._inductor.compile_fx
-    import torch._inductor.lowering  # noqa: F401
-
-
 def keep_embedding_backward() -> None:
     """Have torch's compiler leave the backward of embeddings to torch's own kernel.
 
     On a CPU with several threads, the compiler's adds up in another order each time. On a GPU, in deterministic mode,
     it adds up the gradients of equal tokens one by one (pytorch#41162): slow for a vocabulary of characters.
     """
-    import torch
     from torch._inductor.decomposition import decompositions
     from torch._inductor.lowering import make_fallback
 
@@ -58,13 +46,15 @@ def keep_embedding_backward() -> None:
 
 
 def keep_code(data: Data) -> None:
-    """Have torch keep what it compiles below the data's cache, where the next attempt finds it.
+    """Have torch keep what it compiles below the data's cache, where the next attempt on this machine finds it.
 
     Unless the user has named a folder (FOLDER). torch runs whatever lies there, and its own choice,
     /tmp/torchinductor_USER, anybody can have made before: ours belongs to this user alone, or else it is a new one,
-    for this process only. Each kind of machine has its own: of code for a CPU, torch does not ask by which it was made.
+    for this process only. Each machine has its own, should they share a disk: code for one CPU may not suit another.
     """
-    if FOLDER in os.environ:
+    from torch._inductor.runtime.runtime_utils import default_cache_dir  # slow to import
+
+    if os.environ.get(FOLDER, own := default_cache_dir()) != own:  # torch itself sets it where it is not set
         return
     users = Path(getattr(data, "cache_dir", CACHE_DIR)).expanduser() / f"compiled-{os.getuid()}"
     try:
@@ -76,13 +66,4 @@ def keep_code(data: Data) -> None:
             f"train.compile=true: {users}: {problem}: what is compiled is not kept for the next start: remove that, or "
             f"set data.cache_dir or {FOLDER} to another place"
         )
-    os.environ[FOLDER] = tempfile.mkdtemp(prefix="mingpt-compiled-") if problem else str(users / _machine())
-
-
-def _machine() -> str:
-    """Of torch's version and the CPU: its name, and the instructions that it has."""
-    about = {metadata.version("torch"), platform.machine()}
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        about |= {x for x in lines if x.partition(":")[0].strip() in ("model name", "flags", "CPU part", "Features")}
-    return sha256("\n".join(sorted(about)).encode()).hexdigest()[:16]
+    os.environ[FOLDER] = tempfile.mkdtemp(prefix="mingpt-compiled-") if problem else str(users / platform.node())

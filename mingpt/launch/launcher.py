@@ -20,7 +20,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import mingpt
-from mingpt.compute.compiler import keep_code
 from mingpt.config import compose
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
@@ -29,7 +28,7 @@ from mingpt.errors import CRASHED, FINISHED, USER_ERROR, UserError
 from mingpt.launch.managed import managed
 from mingpt.launch.torchrun import Torchrun
 from mingpt.observe.notify import notify
-from mingpt.world.env import AGENT_PID, OVERRIDES, WORLD
+from mingpt.world.env import AGENT_PID, OVERRIDES
 from mingpt.world.lifetime import STOP_SIGNALS, Lifetime
 from mingpt.world.standby import Standby
 
@@ -50,16 +49,10 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
     if options.dry_run:
         return FINISHED
     node.check(os.environ)
-    for_workers = {
-        AGENT_PID: str(os.getpid()),
-        OVERRIDES: json.dumps(command.overrides),
-        WORLD: config.world.model_dump_json(include={"device", "backend", "init_timeout_seconds"}),
-    }
+    for_workers = {AGENT_PID: str(os.getpid()), OVERRIDES: json.dumps(command.overrides)}
     os.environ.update(command.environment | for_workers)
     # With more threads, numpy's BLAS has some as soon as it is imported: the standby could not fork.
     warm = config.train.threads == 1 and os.environ.get("MINGPT_STANDBY") != "0" and sys.platform == "linux"
-    if config.train.compile:  # before torch's compiler, which the standby imports, chooses a folder itself
-        keep_code(config.data)
     seconds = config.world.init_timeout_seconds / 2  # the other half is for a cold start
     standby = Standby(seconds, config.train.compile) if warm else None
     # Imports torch, which takes seconds: errors in the config are printed before that.

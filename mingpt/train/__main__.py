@@ -16,9 +16,7 @@ def imports() -> None:
 
         configure(["data=random"])  # Hydra's plugins
         if standby.COMPILES in os.environ:
-            from mingpt.compute import compiler
-
-            compiler.imports()
+            import torch._inductor.compile_fx  # noqa: F401
 
 
 if __name__ == "__main__":

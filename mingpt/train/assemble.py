@@ -4,10 +4,8 @@ Each step is a function that a test can call with a world of one.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -34,7 +32,7 @@ from mingpt.train.audit import Audit
 from mingpt.train.bad_steps import BadSteps
 from mingpt.train.context import ALONE, Hooks, StepContext, make_context
 from mingpt.train.evaluation import Evaluation
-from mingpt.train.factory import buffer_check, prepare, try_out
+from mingpt.train.factory import buffer_check, give_memory, prepare, try_out
 from mingpt.train.graphs import graphs_for
 from mingpt.train.loop import Run
 from mingpt.train.origin import another_running, claim_attempt, restore
@@ -56,13 +54,18 @@ def train(
 ) -> int:
     """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
 
-    model: from factory.outline. notice_seconds: see Checkpointer.
+    model: from factory.build, which need not be drawn. notice_seconds: see Checkpointer.
     """
     clock = lifetime.clock
     world.run_on_main(lambda: make_run_dir(config.run.dir))
     world.run_on_main(lambda: another_running(config))  # before its snapshots are touched
+    if config.train.compile:
+        clock.enter("compiler")
+        ready(config)
+    clock.enter("device")
+    pin(config, world.device)
     clock.enter("model")
-    place_model(config, source, model, world, clock.within)
+    place_model(config, source, model, world)
     # Weights, two moments, and the weights' mean.
     state_bytes = (3 + bool(config.optimizer.ema)) * sum(p.nbytes for p in model.parameters())
     checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds)
@@ -101,24 +104,14 @@ def train(
         return loop.train(run)
 
 
-def place_model(
-    config: Config,
-    source: Source,
-    model: nn.Module,
-    world: World,
-    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-) -> None:
+def place_model(config: Config, source: Source, model: nn.Module, world: World) -> None:
     """Move the model to this process's device, ready to compute. Raises UserError if a user's can't be trained.
 
-    What is an outline only has memory then, and no weights. phase: see Hooks.
+    An outline has memory then, and no weights yet.
     """
-    if config.train.compile:
-        with phase("compiler"):
-            ready(config)
-    with phase("device"):
-        pin(config, world.device)
+    pin(config, world.device)
     if next(model.parameters()).is_meta:
-        model.to_empty(device=world.device)
+        give_memory(model, world.device)
     model.to(world.device)
     if isinstance(config.model, Own):
         first = source.train[list(range(min(config.batch.micro_size, len(source.train))))]

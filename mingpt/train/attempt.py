@@ -5,23 +5,22 @@ import os
 import socket
 import traceback
 from hashlib import sha256
-from typing import Any
 
 from mingpt.compute.numerics import differences
 from mingpt.config import compose
 from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
 from mingpt.config.configfile import overrides_line
-from mingpt.config.schema import Config, WorldConfig
+from mingpt.config.schema import Config
 from mingpt.console import complain, say
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
 from mingpt.train import assemble, autosize, tasks
 from mingpt.train.evaluation import sample_prompt
-from mingpt.train.factory import outline
+from mingpt.train.factory import build
 from mingpt.world import notice
-from mingpt.world.env import OVERRIDES, WORLD, Env
+from mingpt.world.env import OVERRIDES, Env
 from mingpt.world.failures import classify
 from mingpt.world.joining import Opening, ReportedFailure, join
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
@@ -38,10 +37,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     try:
         require_launcher(os.environ)
         env = Env.read()
-        # While the config is composed, if the launcher says for which device; else while data and model are opened.
-        world_section = _from_launcher(env, WORLD)
-        opening = Opening(WorldConfig(**world_section), env.local_rank) if world_section else None
-        arguments = [*map(str, _from_launcher(env, OVERRIDES) or []), *arguments]
+        arguments = [*_launcher_overrides(env), *arguments]
         config = compose.configure(arguments, env.size)
         if config is None:  # --help or --cfg: printed already
             return FINISHED
@@ -49,11 +45,11 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         if env.launched and not env.ours:
             compose.refuse_the_time(arguments)
         config = autosize.settled(config, env)
-        opening = opening or Opening(config.world, env.local_rank)
+        opening = Opening(config.world, env.local_rank)
         watched = notice.watch(config.world.notice, say)
         source = _open_data(config)
         with lifetime.clock.within("model"):
-            model = outline(config, source.vocabulary.size)
+            model = build(config, source.vocabulary.size, drawn=False)
         if config.train.eval_tasks:
             tasks.of_training(config, source.vocabulary)  # unknown ones, and data that can't be fetched
         if config.train.sample_every:
@@ -92,10 +88,10 @@ def _open_data(config: Config) -> Source:
         raise UserError(*error.problems, *missing_places(config, error.problems)) from error
 
 
-def _from_launcher(env: Env, name: str) -> Any:
-    """What mingpt.launch has passed to this worker in its environment under this name; None: it has not."""
-    told = os.environ.pop(name, "null")
-    return json.loads(told) if env.ours and env.agent == os.getppid() else None
+def _launcher_overrides(env: Env) -> list[str]:
+    """The overrides that mingpt.launch has passed to this worker in its environment."""
+    overrides = os.environ.pop(OVERRIDES, "[]")
+    return [str(text) for text in json.loads(overrides)] if env.ours and env.agent == os.getppid() else []
 
 
 def report_failure(error: BaseException, lifetime: Lifetime, config: Config | None = None) -> int:

@@ -4,7 +4,7 @@ A user's own (model._target_) is checked: that it is a module that can be traine
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.batches import derive
@@ -27,35 +28,44 @@ from mingpt.world.world import World
 SHOWN = 40  # parameter names in one message
 
 
-def build(config: Config, vocab_size: int) -> nn.Module:
+def build(config: Config, vocab_size: int, drawn: bool = True) -> nn.Module:
     """The model with its initial weights on the CPU, the same in every process.
 
-    vocab_size: 0 if the data has no tokens. Raises UserError if the model can't be built.
+    vocab_size: 0 if the data has no tokens. drawn: without, the package's own models are an outline, on the device
+    `meta`. Most starts go on from a snapshot, which has all of their state, since they consist of parameters alone.
+    `place_model` gives them memory, and `origin.restore` their initial weights, if there is no snapshot. A user's own
+    is always drawn, since its __init__ may compute anything. Raises UserError if the model can't be built.
     """
+    drawn = drawn or isinstance(config.model, Own)
     torch.set_num_threads(config.train.threads)  # the bits of an initialisation may depend on it
-    torch.manual_seed(derive("weights", config.seed))
-    return _built(config, vocab_size)
-
-
-def outline(config: Config, vocab_size: int) -> nn.Module:
-    """What `build` gives, but of the package's own models without memory: on the device `meta`.
-
-    Most starts go on from a snapshot, which has all of their state: they consist of parameters alone. `place_model`
-    gives them memory, and `origin.restore` their initial weights, if there is no snapshot. A user's own is built as
-    ever, since its __init__ may compute anything.
-    """
-    if isinstance(config.model, Own):
-        return build(config, vocab_size)
-    with torch.device("meta"):
-        return _built(config, vocab_size)
-
-
-def _built(config: Config, vocab_size: int) -> nn.Module:
-    model = config.model.build(vocab_size)
+    if drawn:  # else there is nothing to seed, and torch would wait for a GPU that is being opened
+        torch.manual_seed(derive("weights", config.seed))
+    with ExitStack() as outlined:
+        if not drawn:
+            outlined.enter_context(torch.device("meta"))
+            outlined.enter_context(Undrawn())
+        model = config.model.build(vocab_size)
     if isinstance(config.model, Own):
         check_module(model, config.model)
     freeze(model, config.train.freeze)
     return model
+
+
+class Undrawn(TorchFunctionMode):
+    """torch.nn.init does nothing. On `meta` it has nothing to do, and imports torch's compiler for that: a second."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+def give_memory(model: nn.Module, device: torch.device) -> None:
+    """Give an outline's parameters memory on the device. (Module.to_empty imports torch's compiler for that.)"""
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            empty = torch.empty(p.shape, dtype=p.dtype, device=device)
+            setattr(module, name, nn.Parameter(empty, p.requires_grad))
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

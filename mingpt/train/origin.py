@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mingpt.compute.numerics import differences, fingerprint
@@ -74,10 +73,8 @@ def restore(config: Config, source: Source, context: StepContext, checkpointer: 
     origin = Origin(checkpointer.restore(take), 0, numerics, [], resume.Changes(), math.inf)
     if begun and not origin.loaded:  # parts of a damaged snapshot were taken over
         context.update.reset()
-    # A user's own has its weights, since `outline` builds all of it.
-    if not origin.loaded and (begun or not isinstance(config.model, Own)):
-        # Whatever is drawn later draws the same numbers, also after a resume.
-        with context.hooks.phase("model"), torch.random.fork_rng(devices=[]):
+    if not origin.loaded and (begun or not isinstance(config.model, Own)):  # a user's own is drawn already
+        with context.hooks.phase("model"):
             context.model.load_state_dict(build(config, source.vocabulary.size).state_dict())
     if config.resume.changed and not origin.loaded and world.is_main:
         where = checkpointer.store.url  # a fork's copy may have failed

@@ -110,7 +110,7 @@ class Reporter:
             self.lifetime.phase = Phase.TRAINING
             if self.world.is_main:
                 parts = {name: clock.seconds(name) for name in STARTING} | {"first step": figures.seconds}
-                say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items() if seconds))
+                say("start: " + ", ".join(f"{part} {spent:.2f} s" for part, spent in parts.items() if spent > 0.005))
             clock.enter("step")  # the first one is counted as "compile" if the model is compiled
             self.first = self.done, sum(clock.account().values())
         self.trained += figures.seconds

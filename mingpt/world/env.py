@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from mingpt.errors import UserError
 
 AGENT_PID = "MINGPT_AGENT_PID"  # set by mingpt.launch for its workers
-WORLD = "MINGPT_WORLD"  # what they need to open their devices, as JSON of the config's section
 OVERRIDES = "MINGPT_OVERRIDES"  # the config's overrides as a JSON list; set by mingpt.launch for its workers
 MOST = 2**31 - 1  # as config.section.LARGEST, whose module imports pydantic
 

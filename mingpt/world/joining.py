@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -48,32 +49,27 @@ class Opening:
     """
 
     def __init__(self, config: WorldConfig, local_rank: int) -> None:
-        self.config, self.local_rank = config, local_rank
-        self._ended = list[torch.device | BaseException]()
-        self._thread: threading.Thread | None = None
+        self.config, self.local_rank, self._opened = config, local_rank, Future[torch.device]()
         if config.device != "cpu" and torch.cuda.device_count():
-            self._thread = threading.Thread(target=self._open, name="device", daemon=True)
-            self._thread.start()
+            threading.Thread(target=self._open, name="device", daemon=True).start()
+        else:
+            self._open()
 
     def _open(self) -> None:
         try:
             device = _device(self.config, self.local_rank)
-            torch.empty(1, device=device)
-            self._ended.append(device)
+            self._opened.set_result(torch.empty(1, device=device).device)
         except BaseException as error:
-            self._ended.append(error)
+            self._opened.set_exception(error)
 
     def device(self) -> torch.device:
         """The device, ready to be used. Raises here, and nowhere else, what has failed in the thread."""
-        if self._thread is None:
-            return _device(self.config, self.local_rank)
-        self._thread.join(self.config.init_timeout_seconds)
-        if not self._ended:
-            limit = f"{self.config.init_timeout_seconds:g} s (world.init_timeout_seconds)"
-            raise TimeoutError(f"the GPU has not answered within {limit}: look at nvidia-smi, or take another machine")
-        if isinstance(self._ended[0], BaseException):
-            raise self._ended[0]
-        return self._ended[0]
+        limit = self.config.init_timeout_seconds
+        if not wait([self._opened], limit).done:
+            raise TimeoutError(
+                f"the GPU has not answered within {limit:g} s (world.init_timeout_seconds): look at nvidia-smi"
+            )
+        return self._opened.result()
 
 
 def _connect_store(env: Env, limit_seconds: float) -> dist.Store:

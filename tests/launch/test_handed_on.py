@@ -10,8 +10,8 @@ import pytest
 from fault_kit import at_step, finish, launch
 from mingpt.config import compose
 from mingpt.errors import UserError
-from mingpt.train.attempt import _from_launcher
-from mingpt.world.env import OVERRIDES, Env
+from mingpt.train.attempt import _launcher_overrides
+from mingpt.world.env import Env
 from node_kit import Node
 from run_kit import NewRun
 
@@ -34,9 +34,9 @@ def test_restarts_find_the_run_of_the_moment_and_no_command_line_shows_an_overri
     assert all(re.search(r" -u -m mingpt\.train $", line) for line in seen), seen
 
 
-@pytest.mark.parametrize(("agent", "taken"), [(os.getppid(), ["seed=3"]), (1, None), (None, None)])
+@pytest.mark.parametrize(("agent", "taken"), [(os.getppid(), ["seed=3"]), (1, []), (None, [])])
 def test_overrides_in_the_environment_are_taken_from_our_launcher_alone(
-    agent: int | None, taken: list[str] | None, monkeypatch: pytest.MonkeyPatch
+    agent: int | None, taken: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not under torchrun's own agent, where an older launch may have left them in a shell."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
@@ -44,7 +44,7 @@ def test_overrides_in_the_environment_are_taken_from_our_launcher_alone(
     monkeypatch.delenv("MINGPT_AGENT_PID", raising=False)
     if agent:
         monkeypatch.setenv("MINGPT_AGENT_PID", str(agent))
-    assert _from_launcher(Env.read(), OVERRIDES) == taken
+    assert _launcher_overrides(Env.read()) == taken
     assert "MINGPT_OVERRIDES" not in os.environ
 
 

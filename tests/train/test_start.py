@@ -1,5 +1,6 @@
 """A start draws the model's first weights, and a resume draws none: with the same bits in every case."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +20,9 @@ from mingpt.model.language import Language
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
-from mingpt.train.factory import build, outline
+from mingpt.train.factory import build
 from mingpt.world.lifetime import Lifetime
+from paths_kit import ran
 from run_kit import TINY
 
 STEPS, HALF = 4, 2
@@ -134,11 +136,29 @@ def test_a_damaged_snapshot_gives_way_to_an_older_one_or_to_a_new_beginning(
     assert digest(tmp_path / "halves") == digest(tmp_path / "whole")
 
 
+IMPORTS = """
+import sys, torch
+import mingpt.train.attempt
+from mingpt.config.compose import configure
+from mingpt.train.factory import build, give_memory
+for kind in ("gpt", "modern"):
+    model = build(configure([f"model.kind={kind}", "data=random", "run.dir=run"], 1), 65, drawn=False)
+    give_memory(model, torch.device("cpu"))
+print([name for name in ("sympy", "torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+
+
+@pytest.mark.slow
+def test_an_outline_does_not_import_the_compiler() -> None:
+    """A second that a start does not need; and torch would choose a folder for compiled code before ours is named."""
+    assert ran([sys.executable, "-c", IMPORTS]).stdout == "[]\n"
+
+
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS["model"].items() if issubclass(kind, Language)])
 def test_an_outline_needs_nothing_but_weights(kind: str) -> None:
     """What is no parameter would be lost on the device `meta`; a parameter that two modules share would become two."""
     config = configured(f"model.kind={kind}", "model.n_layer=2", "train.freeze=['*.0.*']")
-    drawn, without = build(config, 65), outline(config, 65)
+    drawn, without = build(config, 65), build(config, 65, drawn=False)
     for module in (*drawn.modules(), *without.modules()):
         assert not [*module.buffers(recurse=False)]
         assert not [name for name, value in vars(module).items() if isinstance(value, Tensor)]
