@@ -38,6 +38,8 @@ ANSWERS = {
 
 def main(verb: str = "") -> NoReturn:
     """Run the program, and end this process with its exit code. verb: that of `python -m mingpt.VERB`."""
+    if sys.path[0] == os.getcwd() and "-m" in sys.orig_argv[-len(sys.argv) - 1 :][:1]:
+        sys.path.append(sys.path.pop(0))  # `python -m` puts the current folder first, where a torch.py may lie
     words = [*([verb] if verb else []), *sys.argv[1:]]
     if "_ARGCOMPLETE" in os.environ:  # a shell asks at a TAB
         import_module("mingpt.completion").answer()
@@ -56,8 +58,10 @@ def begun(verb: Verb, name: str) -> "Lifetime":
     """What ends the process from outside is seen to from now on. Ends it if Slurm's variables are incomplete."""
     # A third of all that `mingpt --help` would import.
     from mingpt.world import slurm
+    from mingpt.world.children import keep_from_current_folder
     from mingpt.world.lifetime import Lifetime
 
+    keep_from_current_folder()
     try:
         if verb.joins:  # if srun has started it, torchrun's variables follow from Slurm's
             slurm.set_torchrun_variables(os.environ)

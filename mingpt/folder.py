@@ -1,20 +1,21 @@
 """Files under one URL, on a local disk or in a store: list, read, write whole, create only, append.
 
-Most are those of a run's directory, which may be a stranger's. So on a local disk no link below the URL is followed,
-and only plain files and folders are opened (localfile.py). Nothing is read that is larger than a run writes.
+Most are those of a run's directory, a data set or a model, which may be a stranger's. So on a local disk no link below
+the URL is followed, and only plain files and folders are opened (localfile.py). Nothing is read that is larger than
+such a file is.
 """
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from mingpt.errors import UserError
-from mingpt.localfile import Buffer, check_file, open_below, open_folder, write_below
+from mingpt.localfile import Buffer, check_file, open_below, open_cached, open_folder, open_named, write_below
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import hub_folder, is_local, open_fs, place
 
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
 # What is written there, besides snapshots.
@@ -62,6 +63,20 @@ class Folder:
             for name in FOLDERS:
                 self.find(name, ANY)
 
+    def has(self, name: str) -> bool:
+        """Whether a file is there. Raises NotPlain for a link, a FIFO or a device in its place; locally."""
+        if not self.local:
+            return bool(self.fs.isfile(self.path(name)))
+        try:
+            os.close(open_cached(self.root, name))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def open(self, name: str) -> IO[bytes]:
+        """A file, to be read. Raises what the client raises; locally NotPlain, too."""
+        return os.fdopen(open_cached(self.root, name), "rb") if self.local else self.fs.open(self.path(name))
+
     def read(self, name: str, most: int = LARGEST) -> bytes | None:
         """A file; None if there is none. Raises UserError for one of more than `most` bytes."""
         with self.named_errors():
@@ -69,7 +84,7 @@ class Folder:
                 if not self.local:
                     self.fs.invalidate_cache()
                     return self._bounded(name, self._cat(name, self.fs.info(self.path(name))["size"], most), most)
-                with open(open_below(self.root, name), "rb") as file:
+                with self.open(name) as file:
                     return self._bounded(name, file.read(min(os.fstat(file.fileno()).st_size, most) + 1), most)
             except (FileNotFoundError, NotADirectoryError):
                 return None
@@ -96,7 +111,7 @@ class Folder:
     def _bounded(self, name: str, raw: bytes, most: int) -> bytes:
         if len(raw) > most:
             where = f"{self.key}={without_secrets(self.path(name))}"
-            raise UserError(f"{where} has more than {most:,} bytes, which no run writes: remove it")
+            raise UserError(f"{where} has more than {most:,} bytes, more than any such file: put the right one there")
         return raw
 
     def entries(self, folder: str = "") -> dict[str, dict[str, Any]]:
@@ -172,3 +187,22 @@ class Folder:
     def open_to_append(self, name: str) -> int:
         """The descriptor of a local file. Raises NotPlain and OSError."""
         return open_below(self.root, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+class ModelFolder(Folder):
+    """A folder with files of a model or a tokenizer: `names`. url: its own, or a model of the hub, OWNER/NAME."""
+
+    def __init__(self, url: str, key: str, names: Sequence[str]) -> None:
+        super().__init__(hub_folder(url, key, names), key)
+        self.names, self.url = names, without_secrets(url)
+        self.shown = f"{key}={self.url}"
+
+    def files(self, most: int) -> dict[str, bytes]:
+        """Its files that are there, by name; or, as "", the one file that the URL itself names."""
+        with self.named_errors():
+            if self.fs.isdir(self.root):
+                return {name: raw for name in self.names if (raw := self.read(name, most)) is not None}
+            if not self.local:
+                return {"": self._bounded("", self.fs.cat_file(self.root, start=0, end=most + 1), most)}
+            with open(open_named(self.root), "rb") as file:  # a user's own path may be a link
+                return {"": self._bounded("", file.read(most + 1), most)}

@@ -1,12 +1,14 @@
 """Local files: regular ones only, never through a link, and written atomically.
 
-A run's directory may come from somebody else. A link may lead to any file of this machine, opening a FIFO blocks, and a
-device may never end. So each file is opened relative to the handle of its folder, after a look at its type, and is
-looked at once more when it is open. After a crash or a power cut a file that was written is complete, or absent.
+A run's directory, a data set or a model may come from somebody else. A link may lead to any file of this machine,
+opening a FIFO blocks, and a device may never end. So each file is opened relative to the handle of its folder, after a
+look at its type, and is looked at once more when it is open. After a crash or a power cut a file that was written is
+complete, or absent.
 """
 
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +20,7 @@ Buffer = bytes | bytearray | memoryview
 
 BROKEN = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # a disk can't read a sector; a file system finds a wrong checksum
 PAUSES = (0.5, 1.0)  # seconds before each further try to read from a broken disk
+BLOB = re.compile(r"\.\./\.\./blobs/[^/]+")  # where a link in the cache of the Hugging Face hub's client leads
 LINK, NO_FOLDER, NO_FILE = "is a link", "is not a folder", "is not a regular file"
 
 
@@ -29,10 +32,10 @@ class NotPlain(Exception):
         self.path = path
 
     def as_problem(self) -> str:
-        """A UserError's text about a path in a run's directory."""
+        """A UserError's text about a path in a folder that may be somebody else's."""
         return (
-            f"{self.path} {self}, and a run's directory must hold plain folders and files only, since others lead "
-            f"outside of it: remove it, or copy the run without it"
+            f"{self.path} {self}, and a run's directory, a data set and a model must hold plain folders and files "
+            f"only, since others lead outside of it: remove it, or put the file itself in its place"
         )
 
 
@@ -110,6 +113,27 @@ def open_below(root: str, name: str, flags: int = os.O_RDONLY) -> int:
         os.close(descriptor)
         raise NotPlain(path, NO_FILE)
     return descriptor
+
+
+def open_cached(root: str, name: str) -> int:
+    """As `open_below`, for reading, also in the cache of the Hugging Face hub's client.
+
+    There SNAPSHOTS/COMMIT/NAME is a link to ../../blobs/HASH. Such a link is followed to a plain file in `blobs`, which
+    belongs to the same model.
+    """
+    with suppress(OSError):  # no link
+        target = os.readlink(os.path.join(root, name))
+        if BLOB.fullmatch(target) and os.path.basename(os.path.dirname(os.path.realpath(root))) == "snapshots":
+            name = target
+    return open_below(root, name)
+
+
+def open_named(path: str) -> int:
+    """Open the regular file that a user names, for reading; his own path may lead through links.
+
+    Raises NotPlain and OSError.
+    """
+    return open_below(*os.path.split(os.path.realpath(path)))
 
 
 def check_tree(folder: str) -> None:

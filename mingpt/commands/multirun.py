@@ -36,9 +36,10 @@ from mingpt.history.history import History
 from mingpt.redact import without_secrets
 from mingpt.report.runs import rows, table
 from mingpt.storage import install
+from mingpt.world.children import START
 from mingpt.world.lifetime import end_with_parent
 
-LAUNCH = (sys.executable, "-m", "mingpt.launch")
+LAUNCH = (sys.executable, START, "mingpt.launch")
 HYDRAS = ("hydra.", "hydra/")  # settings of Hydra itself
 PLACES = ("run.dir", "run.name", "snapshot.dir")
 PLUGINS = {"hydra/launcher": ("joblib", "submitit"), "hydra/sweeper": ("optuna",)}  # extras that bring them

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -147,7 +148,26 @@ def _tracker(name: str, trains: bool, c: Config, _: int) -> str | None:
     bucket = "://" in c.run.dir and not c.run.dir.startswith(("file://", "local://"))
     if bucket and name in PLACES and not any(map(os.environ.get, PLACES[name])):
         return f"track={name} can't write to a run.dir in a bucket: set {' or '.join(PLACES[name])} in the environment"
+    if trains and name == "wandb" and os.environ.get("RANK", "0") == "0" and not _wandb_key():
+        return "track=wandb: W&B has no key here: set WANDB_API_KEY, or WANDB_MODE=offline, in the environment"
     return None
+
+
+def _wandb_key() -> bool:
+    """Whether W&B finds a key where it looks, or needs none. To ask itself takes seconds, and starts threads."""
+    given = os.environ.get
+    if given("WANDB_API_KEY") or given("WANDB_IDENTITY_TOKEN_FILE") or given("WANDB_MODE", "online") != "online":
+        return True
+    places = {
+        given("NETRC", "~/.netrc"): "machine" if given("WANDB_BASE_URL") else "wandb",
+        f"{given('WANDB_CONFIG_DIR', '~/.config/wandb')}/settings": "mode|api_key",
+        "wandb/settings": "mode|api_key",
+    }
+    for place, words in places.items():
+        with suppress(OSError):
+            if re.search(words, Path(place).expanduser().read_text(errors="replace")):
+                return True
+    return False
 
 
 def _store(key: str, url: str) -> Check:

@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from mingpt.errors import UserError
+from mingpt.folder import ModelFolder
 from mingpt.redact import printable, without_secrets
-from mingpt.storage import hub_folder, install, name_of, open_fs, place
+from mingpt.storage import install, name_of
 
 END_OF_TEXT = "<|endoftext|>"
 # Names of the end-of-text token in other tokenizers; the first one that a tokenizer has is used.
@@ -224,19 +225,11 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
 
     key: the config key or option that named the URL. Raises UserError if no vocabulary is there.
     """
-    fs, path = open_fs(hub_folder(url, key, FILES), key)
-    with place(key, url):
-        files = fs.ls(path, detail=False) if fs.isdir(path) else [path]
-        names = {name_of(file.rstrip("/")): file for file in files}
-        if files == [path] and MERGES not in names:
-            names = {TOKENIZER: path}
-        found = next((name for name in FILES if name in names), "")
-        raw = fs.cat_file(names[found], start=0, end=FILE_LIMIT + 1) if found else b""
+    files = ModelFolder(url, key, FILES).files(FILE_LIMIT)
     try:
-        if not found:
+        if not files:
             raise ValueError(f"no vocabulary is there: give a folder with a {TOKENIZER}, or with GPT-2's {MERGES}")
-        if len(raw) > FILE_LIMIT:
-            raise ValueError(f"{found} has over {FILE_LIMIT} bytes: name a vocabulary's file")
-        return (GPT2Tokens if found == MERGES else HuggingFaceTokens)(raw.decode())
+        name, raw = next(iter(files.items()))
+        return (GPT2Tokens if MERGES in (name, name_of(url)) else HuggingFaceTokens)(raw.decode("utf-8-sig"))
     except (UserError, ValueError) as error:
         raise UserError(f"{key}={without_secrets(url)}: {error}") from error

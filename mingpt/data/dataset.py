@@ -113,8 +113,4 @@ def from_bytes(raw: bytes, shown: str) -> DataSet:
 
 def read_manifest(folder: Folder, name: str = MANIFEST) -> bytes | None:
     """The manifest of the data set in a folder, or the JSON file `name` beside it; None if there is no such file."""
-    try:
-        content: bytes = folder.fs.cat_file(folder.path(name), start=0, end=MANIFEST_LIMIT)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return content
+    return folder.read(name, MANIFEST_LIMIT)

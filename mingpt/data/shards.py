@@ -37,6 +37,7 @@ from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
 from mingpt.data.windows import Apart, EvalChunks, training_windows
 from mingpt.errors import UserError
 from mingpt.folder import Folder
+from mingpt.localfile import open_cached
 from mingpt.redact import without_secrets
 from mingpt.storage import fetch_it, place
 
@@ -101,7 +102,8 @@ class ShardedTokens:
         known = self._mapped.get(i)
         if isinstance(home, Path):
             if known is None:
-                known = self._mapped[i] = np.memmap(home / shard.name, dtype=self.dtype, mode="r")
+                with open(open_cached(str(home), shard.name), "rb") as file:
+                    known = self._mapped[i] = np.memmap(file, dtype=self.dtype, mode="r")
         elif known is None or not home.has(shard):
             # Unmap the shards that another process has deleted from the cache: the disk frees their bytes only then.
             self._mapped = {k: m for k, m in self._mapped.items() if home.path(self.shards[k]).exists()}
@@ -120,7 +122,7 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
             own: Vocabulary = vocabulary_of(dataset.tokenizer)
             if folder.local:
                 _check_files(config, folder, dataset, own.size)
-        elif all(folder.fs.isfile(folder.path(name)) for name in NANOGPT):
+        elif all(folder.has(name) for name in NANOGPT):
             dataset, own = _nanogpt(config, folder, vocabulary)
         else:
             cure = "give the folder that `mingpt prepare` has written, or one with nanoGPT's train.bin and val.bin"
@@ -153,7 +155,7 @@ def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | 
 def _check_files(config: ShardsData, folder: Folder, dataset: DataSet, vocabulary: int) -> None:
     """Read a local data set once at the start, so that a damaged shard can't end the run later. Raises UserError."""
     shown, names = folder.shown, [shard.name for shard in dataset.shards]
-    if problems := [f"{shown}: {n} is missing: {AGAIN}" for n in names if not folder.fs.isfile(folder.path(n))]:
+    if problems := [f"{shown}: {n} is missing: {AGAIN}" for n in names if not folder.has(n)]:
         raise UserError(*problems)
     scans = zip(dataset.shards, _scanned(config, folder, names, dataset.dtype), strict=True)
     found = [(shard.name, file.damage(shard, dataset.dtype) or file.beyond(vocabulary)) for shard, file in scans]
@@ -181,15 +183,15 @@ def _nanogpt(config: ShardsData, folder: Folder, wanted: Vocabulary | None) -> t
 
 def _scanned(config: ShardsData, folder: Folder, names: Sequence[str], dtype: str) -> list[Scan]:
     """Scan each file. One process of the node does it, and again only when the files have changed."""
-    fs, paths = folder.fs, [folder.path(name) for name in names]
 
     def scans(_: ArrayFile) -> dict[str, Any]:
         found = list[Scan]()
         with place("data.path", config.path):
-            for path in paths:
-                with fs.open(path, "rb") as file:
+            for name in names:
+                with folder.open(name) as file:
                     found.append(scan(file, dtype))
         return {"scans": [astuple(each) for each in found]}
 
-    identity = ["shards", fs.unstrip_protocol(folder.root), dtype, *map(fs.info, paths)]
+    fs = folder.fs
+    identity = ["shards", fs.unstrip_protocol(folder.root), dtype, *(fs.info(folder.path(name)) for name in names)]
     return [Scan(*each) for each in cached(config, identity, scans)[1]["scans"]]

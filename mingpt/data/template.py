@@ -16,8 +16,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mingpt.data.bpe import ENDS, FILE_LIMIT, Encoder
 from mingpt.errors import UserError
+from mingpt.folder import ModelFolder
 from mingpt.redact import printable, without_secrets
-from mingpt.storage import hub_folder, open_fs, place
 
 KEY = "data.template"
 PLAIN, CHATML = "plain", "chatml"
@@ -119,11 +119,9 @@ def read_template(url: str) -> str:
 
     Raises UserError if none is there.
     """
-    fs, path = open_fs(hub_folder(url, KEY, [JINJA, CONFIG]), KEY)
-    with place(KEY, url):
-        names = {JINJA: path} if fs.isfile(path) else {name: f"{path}/{name}" for name in (JINJA, CONFIG)}
-        texts = {name: fs.cat_file(file, end=FILE_LIMIT).decode() for name, file in names.items() if fs.isfile(file)}
+    files = ModelFolder(url, KEY, [JINJA, CONFIG]).files(FILE_LIMIT)
     try:
+        texts = {name or JINJA: raw.decode("utf-8-sig") for name, raw in files.items()}
         fields = json.loads(texts.get(CONFIG, "{}"))
         text = texts.get(JINJA) or fields["chat_template"]
         tokens = {key: fields[key] for key in fields if key.endswith("_token") and fields[key] and key in text}

@@ -16,15 +16,12 @@ import threading
 import time
 from argparse import Namespace
 from contextlib import suppress
-from importlib.machinery import PathFinder
-from pathlib import Path
 
-import mingpt
 from mingpt.config import compose
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
 from mingpt.console import say
-from mingpt.errors import CRASHED, FINISHED, USER_ERROR, UserError
+from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.launch.managed import managed
 from mingpt.launch.torchrun import Torchrun
 from mingpt.observe.notify import notify
@@ -37,7 +34,6 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
     """Train on this node; returns the exit code. The last line of the output is the reason."""
     if options.platform:
         return managed(lifetime)
-    refuse_another_package()
     os.environ[MOMENT] = str(time.time())
     node = Torchrun.compose(options, os.environ)
     config = compose.configure(node.overrides, node.fewest_processes)
@@ -79,17 +75,6 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
         event = "failed" if code == USER_ERROR else "gave up"
         notify(config.health.notify, event, reason, run=config.run.name)
     return code
-
-
-def refuse_another_package() -> None:
-    """Raise UserError if the workers (`python -m`: the current folder comes first) would find another mingpt."""
-    found = PathFinder.find_spec("mingpt", [os.getcwd()])
-    if found and found.origin and not os.path.samefile(found.origin, mingpt.__file__):
-        raise UserError(
-            f"the workers would train with {Path(found.origin).parent}, and this launcher is "
-            f"{Path(mingpt.__file__).parent}: start in another folder, or run `python -m mingpt.launch` here to use "
-            f"the first"
-        )
 
 
 def newest_step(config: Config) -> int:

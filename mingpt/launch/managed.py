@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
 from mingpt.world import slurm
+from mingpt.world.children import START
 from mingpt.world.lifetime import Lifetime
 
 CRASH_SECONDS = 30.0  # what another node, a busy one too, has for its user error: then that is why this one crashed
@@ -42,7 +43,7 @@ def managed(lifetime: Lifetime) -> int:
 def run(arguments: Sequence[str]) -> int:
     """Run the preflight and the launcher. Returns the exit code of the first that fails."""
     for program in ("mingpt.preflight", "mingpt.launch"):
-        code = subprocess.call([sys.executable, "-m", program, *arguments])
+        code = subprocess.call([sys.executable, START, program, *arguments])
         if code != FINISHED:
             return code if code in (USER_ERROR, STOPPED) else CRASHED
     return FINISHED

@@ -14,6 +14,7 @@ from mingpt.launch import values
 from mingpt.launch.values import Names
 from mingpt.redact import without_secrets
 from mingpt.world import network
+from mingpt.world.children import START
 from mingpt.world.lifetime import STOP_SIGNALS
 from mingpt.world.platforms import PORT, Placement, find_placement, options_of, resolved
 from mingpt.world.secret import C10D, STATIC, check_secret
@@ -152,7 +153,7 @@ class Torchrun:
             f"--max-restarts={config.launch.max_attempts_without_progress - 1}",
             f"--signals-to-handle={','.join(signals)}",
             f"--shutdown-timeout={config.launch.shutdown_timeout_seconds}",
-            "-m",
+            START,
             "mingpt.train",
         ]
         # A new store for each attempt. With a shared one, the survivors of a lost node would wait for that node.

@@ -30,8 +30,8 @@ def _read(raw: bytes | None) -> dict[str, Any]:
 
 def commits_of(folder: Folder, home: Path) -> dict[str, str]:
     """The commits that an earlier `mingpt prepare` has read, finished or not: the next one reads the same."""
-    progress = home / PROGRESS
-    commits = _read(progress.read_bytes() if progress.is_file() else read_manifest(folder, SOURCES)).get("commits")
+    progress = read_manifest(Folder(str(home), "--out"), PROGRESS)
+    commits = _read(read_manifest(folder, SOURCES) if progress is None else progress).get("commits")
     return {str(k): str(v) for k, v in commits.items()} if isinstance(commits, dict) else {}
 
 

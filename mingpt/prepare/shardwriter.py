@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from mingpt.data.dataset import SPLITS, Shard, Split, tokens_in
+from mingpt.data.dataset import SPLITS, Shard, Split, read_manifest, tokens_in
 from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.localfile import NotPlain, open_below, write_whole
@@ -58,8 +58,8 @@ class ShardWriter:
         self.staged = not (self.out.local and Path(self.out.root) == self.folder)
         self.full, self.growing = list[Shard](), dict[Split, IO[bytes]]()
         self.tokens, self.done = 0, Done()
-        if (self.folder / PROGRESS).exists():
-            self._resume()
+        if (progress := read_manifest(Folder(str(self.folder), "--out"), PROGRESS)) is not None:
+            self._resume(progress)
 
     def add(self, split: Split, raw: bytes) -> None:
         """Append tokens, as little-endian integers of `dtype`, to a split."""
@@ -133,9 +133,9 @@ class ShardWriter:
                 with self.out.named_errors():
                     self.out.fs.put_file(str(self.folder / shard.name), self.out.path(shard.name))
 
-    def _resume(self) -> None:
+    def _resume(self, recorded: bytes) -> None:
         try:
-            progress = json.loads((self.folder / PROGRESS).read_text())
+            progress = json.loads(recorded)
             identity, self.done = progress["identity"], Done(**progress["done"])
             self.full = [Shard.model_validate(shard) for shard in progress["full"]]
             for split in SPLITS:

@@ -16,6 +16,7 @@ from typing import Any
 from mingpt.command import Unfit
 from mingpt.console import say, say_json
 from mingpt.errors import TransientError, UserError
+from mingpt.world.children import START
 
 START_SECONDS = 600  # beside --seconds and --limit: for imports, and a case that has begun when the limit is over
 TABLE = Path(__file__).with_name("known.json")
@@ -27,7 +28,7 @@ def busy(names: list[str], *options: str, limit: float) -> list[dict[str, Any]]:
     """The answers of processes that compute at the same time, one on each device. The first shows how far it is."""
 
     def one(number: int, name: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "mingpt.selftest.bits", *options, str(os.getpid()), name]
+        command = [sys.executable, START, "mingpt.selftest.bits", *options, str(os.getpid()), name]
         try:
             shown = subprocess.PIPE if number else None  # as stderr
             ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=shown, text=True, timeout=limit)

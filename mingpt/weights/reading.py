@@ -13,16 +13,14 @@ from torch import Tensor
 from mingpt.config.checks import no_weights
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import UserError
-from mingpt.folder import Folder
+from mingpt.folder import ModelFolder
 from mingpt.model.language import LanguageModel
-from mingpt.redact import without_secrets
-from mingpt.storage import hub_folder
 from mingpt.weights.fitting import Form, config_problems, form_of, tensor_problems, vocabulary_problems
 from mingpt.world.world import World
 
 KEY = "model.init_from"
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-JSON_LIMIT = 64 * 2**20
+JSON_LIMIT, WEIGHTS_LIMIT = 64 * 2**20, 2**40  # bytes
 TOKENIZER = "tokenizer.json"
 CURES = (
     "set model=gpt2 for GPT-2's, model=modern for Qwen3's, model=modern model.qk_norm=false for Llama's, and "
@@ -30,34 +28,21 @@ CURES = (
 )
 
 
-class WeightsFolder(Folder):
-    """A folder that the user trusts, with links, as in a cache. Methods raise UserError, which names key and file."""
+class WeightsFolder(ModelFolder):
+    """Methods raise UserError, which names key and file."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(hub_folder(url, KEY, [CONFIG, "*.safetensors", INDEX, TOKENIZER]), KEY)
-        self.url = without_secrets(url)
-        self.shown = f"{KEY}={self.url}"
+        super().__init__(url, KEY, [CONFIG, "*.safetensors", INDEX, TOKENIZER])
         self.hashes: dict[str, str] = {}  # sha256 by name, of the files that were read
 
     def error(self, *problems: str) -> UserError:
         return UserError(*(f"{self.shown}: {problem}" for problem in problems))
 
-    def content(self, name: str, limit: int | None = None) -> bytes | None:
+    def content(self, name: str, limit: int = WEIGHTS_LIMIT) -> bytes | None:
         """A file's content; None if it does not exist. limit: the largest size, in bytes."""
-        file = self.path(name)
-        with self.named_errors():
-            try:
-                info = self.fs.info(file)
-                if info["type"] != "file":  # a folder; or a FIFO or a device, which may never end
-                    raise self.error(f"{name} is not a regular file: copy it again")
-                if limit is not None and (info.get("size") or 0) > limit:
-                    raise self.error(
-                        f"{name} has {info['size']} bytes, more than any such file (limit: {limit}): copy the right one"
-                    )
-                content: bytes = self.fs.cat_file(file)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-        self.hashes[name] = sha256(content).hexdigest()
+        content = self.read(name, limit)
+        if content is not None:
+            self.hashes[name] = sha256(content).hexdigest()
         return content
 
     def json(self, name: str) -> dict[str, Any] | None:

@@ -23,10 +23,11 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from mingpt.console import say
+from mingpt.world.children import START
 from mingpt.world.env import AGENT_PID
 from mingpt.world.lifetime import STOP_SIGNALS, end_with_parent, prctl
 
-COMMAND = (sys.executable, "-u", "-m", "mingpt.train")  # as torchrun starts a worker
+COMMAND = (sys.executable, "-u", START, "mingpt.train")  # as torchrun starts a worker
 PIPE = "MINGPT_STANDBY_PIPE"  # set for the standby alone
 COMPILES = "MINGPT_STANDBY_COMPILES"  # the same, if the config compiles
 READY = b"ready"

@@ -172,7 +172,7 @@ class Node:
 
         Not by number: the kernel's numbers begin anew at 32,768.
         """
-        found = [p for p, c in self.processes().items() if re.search(r"-u -m mingpt\.train ", c)]
+        found = [p for p, c in self.processes().items() if re.search(r"-u (-m|\S+/start) mingpt\.train ", c)]
         ranks = {pid: rank for pid in found if (rank := rank_of(pid)) >= 0}
         return sorted(ranks, key=ranks.__getitem__)
 

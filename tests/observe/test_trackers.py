@@ -1,10 +1,12 @@
 """Curves: a run of two attempts is one curve in each tracker, read back by the tracker's own reader."""
 
+import os
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -234,3 +236,69 @@ def test_what_is_wrong_with_trackers_is_reported_before_anything_starts(
     monkeypatch.setitem(sys.modules, "wandb", None)  # Python's way to say that there is none
     told(problems("track=[wandb,mlflow]"))
     assert configured("track=[]").track == []
+
+
+KEY = "0" * 40
+LOGINS = {  # what W&B finds a key by, or needs none with
+    "a key": {"WANDB_API_KEY": KEY},
+    "a token's file": {"WANDB_IDENTITY_TOKEN_FILE": "token"},
+    "offline": {"WANDB_MODE": "offline"},
+    "netrc": {".netrc": f"machine api.wandb.ai login user password {KEY}"},
+    "netrc elsewhere": {"keys": f"machine wandb.corp.example login user password {KEY}", "NETRC": "keys"},
+    "settings": {".config/wandb/settings": "[default]\nmode = offline\n"},
+    "settings here": {"wandb/settings": "[default]\nmode = offline\n"},
+}
+NO_LOGINS: dict[str, dict[str, str]] = {
+    "nothing": {},
+    "online": {"WANDB_MODE": "online"},
+    "another's key": {".netrc": "machine github.com login user password x"},
+    "a server's name": {".config/wandb/settings": "[default]\nbase_url = https://wandb.corp.example\n"},
+}
+
+
+@pytest.mark.parametrize("how", [*LOGINS, *NO_LOGINS])
+def test_wandb_without_a_key_is_a_mistake_before_anything_starts(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in (LOGINS | NO_LOGINS)[how].items():
+        if name.isupper():
+            monkeypatch.setenv(name, value)
+        else:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(value)
+    if how in NO_LOGINS:
+        [problem] = problems("track=[wandb]")
+        assert problem.startswith("track=wandb: ")
+        assert all(name in problem for name in ("WANDB_API_KEY", "WANDB_MODE=offline"))
+        monkeypatch.setenv("RANK", "1")  # the first process alone writes curves
+    assert configured("track=[wandb]").track == ["wandb"]
+
+
+@pytest.mark.slow
+def test_wandb_asks_no_question_in_a_terminal(tmp_path: Path) -> None:
+    """Where its own search finds less than ours."""
+    import pty
+
+    program = f"""
+from mingpt.observe import trackers
+with trackers.wandb(trackers.About({ID!r}, "a-run", {str(tmp_path)!r}, 1, 0, {{}}, print)):
+    pass
+"""
+    ours, theirs = pty.openpty()
+    drop = ("WANDB_MODE", "WANDB_API_KEY", "NETRC", "WANDB_LOGIN_TIMEOUT")
+    environment = {k: v for k, v in os.environ.items() if k not in drop} | {"HOME": str(tmp_path)}
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=environment, **streams)
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # the end, on Linux
+        while part := os.read(ours, 4096):
+            said += part
+    os.close(ours)
+    assert process.wait() == 1
+    assert b"choice" not in said
+    assert b"API key" in said

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
@@ -171,14 +172,21 @@ def test_a_begun_data_set_goes_on_only_as_it_was_left(tmp_path: Path, told: Told
 def test_what_lies_in_the_folder_leads_to_no_file_outside_and_does_not_stay(tmp_path: Path) -> None:
     (victim := tmp_path / "victim").write_text("precious")
     (out := tmp_path / "out").mkdir()
-    for name in ("train-00000.bin", "sources.json"):
-        (out / name).symlink_to(victim)
+    (out / "train-00000.bin").symlink_to(victim)
     for name in (".manifest.json.123", ".progress.json.123", ".sources.json.123"):
         (out / name).touch()
     dataset = prepared([write_jsonl(tmp_path / "a.jsonl", some_texts(20))], out)
     assert victim.read_text() == "precious"
     assert sorted(files(out)) == ["manifest.json", "sources.json", *(shard.name for shard in dataset.shards)]
     assert not any(path.is_symlink() for path in out.iterdir())
+
+
+@pytest.mark.parametrize("name", ["progress.json", "sources.json", "manifest.json"])
+def test_what_is_read_in_the_folder_is_no_pipe(tmp_path: Path, name: str) -> None:
+    (out := tmp_path / "out").mkdir()
+    os.mkfifo(out / name)
+    with pytest.raises(UserError, match=rf"^--out={out}/{name} is not a regular file"):
+        prepared([write_jsonl(tmp_path / "a.jsonl", some_texts(20))], out)
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"")])
