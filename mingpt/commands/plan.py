@@ -17,8 +17,8 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import Language
 from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token
+from mingpt.train.factory import why_no_graph
 from mingpt.train.footprint import Footprint, Model, footprint, look_at
-from mingpt.train.graphs import why_not
 
 GB = 10**9
 MFU = 0.4  # of the GPUs' peak, for the time that a run takes: what large models reach
@@ -43,7 +43,7 @@ def plan_command(options: argparse.Namespace) -> int:
         total = needed.total(bool(gpu))
         return needed, total, total * sharing <= gpu.memory * GB * (1 - ROOM) if gpu else None
 
-    graphs = bool(gpu) and config.train.cuda_graphs is not False and why_not(config, processes) is None
+    graphs = bool(gpu) and config.train.cuda_graphs is not False and why_no_graph(config, processes) is None
     needed, total, fits = planned(graphs)
     if graphs and not fits and config.train.cuda_graphs == "auto":  # then training does without
         graphs = False

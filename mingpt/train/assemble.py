@@ -16,6 +16,7 @@ from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.compute.optimizer import trainable
 from mingpt.compute.own import OwnUpdate
+from mingpt.compute.reduction import ExactReduction
 from mingpt.config.configfile import write_config
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
@@ -32,8 +33,8 @@ from mingpt.train.audit import Audit
 from mingpt.train.bad_steps import BadSteps
 from mingpt.train.context import ALONE, Hooks, StepContext, make_context
 from mingpt.train.evaluation import Evaluation
-from mingpt.train.factory import buffer_check, give_memory, prepare, try_out
-from mingpt.train.graphs import graphs_for
+from mingpt.train.factory import buffer_check, give_memory, prepare, try_out, why_no_graph
+from mingpt.train.graphs import RECORDERS, Graphs
 from mingpt.train.loop import Run
 from mingpt.train.origin import another_running, claim_attempt, restore
 from mingpt.train.reporter import Reporter, begin_snapshots, open_observers
@@ -158,6 +159,21 @@ def equalize(context: StepContext) -> None:
         warm_up(world, max(len(bucket.weights) for bucket in update.buckets), bool(update.of_muon or update.own))
 
 
+def graphs_of(config: Config, context: StepContext) -> Graphs | None:
+    """What decides which microbatches are replayed; None: none is."""
+    wanted, reduction, device = config.train.cuda_graphs, context.reduction, context.device.type
+    if wanted is False or (wanted == "auto" and device not in RECORDERS):
+        return None
+    reason = f"this process computes on {device}"
+    if device in RECORDERS:
+        reason = why_no_graph(config, context.world.size) or ""
+    if not reason and isinstance(reduction, ExactReduction):
+        return Graphs(context, reduction, wanted == "auto", say)
+    if context.world.is_main:
+        say(f"train.cuda_graphs: microbatches are computed without a graph: {reason}")
+    return None
+
+
 def run_of(
     config: Config,
     source: Source,
@@ -186,7 +202,7 @@ def run_of(
         leave_without_a_loss=bad_steps.leave_without_a_loss,
         ended=reporter.end,
         ignore_signals=reporter.lifetime.ignore_signals,
-        graphs=graphs_for(config, context),
+        graphs=graphs_of(config, context),
     )
 
 

@@ -142,6 +142,21 @@ def draws(config: Config) -> bool:
     return isinstance(config.model, Own) or getattr(config.model, "dropout", 0) > 0
 
 
+def why_no_graph(config: Config, processes: int) -> str | None:
+    """Why no microbatch of this config can be replayed as a CUDA graph, or shall be. The only place that knows."""
+    if 1 < processes >= config.global_size(processes) // config.batch.micro_size:
+        return "each process has one a step, and sends it while it is computed"
+    if config.reduce == "fast":
+        return "reduce=fast adds microbatches up where a graph writes them"
+    if config.health.audit_every:
+        return "health.audit_every looks at each gradient"
+    if config.train.recompute == "block" and draws(config):
+        return "train.recompute=block reads the state of random numbers"
+    if config.train.cuda_graphs == "auto" and isinstance(config.model, Own):
+        return "auto leaves a model of your own without; true tries it"
+    return None
+
+
 CURE = "take a layer without running statistics (LayerNorm, GroupNorm in place of BatchNorm)"
 # Names of optimizer state that belong to no parameter. A snapshot can't hold two tensors of one name.
 RESERVED = {"loss_scale", "loss_scale.finite_steps"}

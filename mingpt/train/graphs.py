@@ -19,11 +19,7 @@ from torch import Tensor
 
 from mingpt.compute.buckets import Bucket
 from mingpt.compute.reduction import ExactReduction
-from mingpt.config.schema import Config
-from mingpt.config.section import Own
-from mingpt.console import say
 from mingpt.train.context import StepContext
-from mingpt.train.factory import draws
 
 
 class Recorder(Protocol):
@@ -173,9 +169,11 @@ class MicrobatchGraph:
 class Graphs:
     """Decides for each microbatch whether it is a replay. There is one graph at a time, of one shape."""
 
-    def __init__(self, context: StepContext, reduction: ExactReduction, wherever_it_fits: bool) -> None:
+    def __init__(
+        self, context: StepContext, reduction: ExactReduction, wherever_it_fits: bool, say: Callable[[str], None]
+    ) -> None:
         """wherever_it_fits: leave it if memory is short."""
-        self.context, self.reduction, self.wherever_it_fits = context, reduction, wherever_it_fits
+        self.context, self.reduction, self.wherever_it_fits, self.say = context, reduction, wherever_it_fits, say
         self.shapes: list[tuple[torch.Size, torch.dtype]] | None = None
         self.graph: MicrobatchGraph | None = None
 
@@ -205,36 +203,8 @@ class Graphs:
         ) as error:  # anything: without a graph it is computed all the same, and a real fault shows there
             reason = str(error).partition("\n")[0] or type(error).__name__
             of = f" of process {world.rank}" if world.rank else ""
-            say(f"train.cuda_graphs: a microbatch{of} is computed without a graph: {reason}")
+            self.say(f"train.cuda_graphs: a microbatch{of} is computed without a graph: {reason}")
             return None
         if world.is_main:
-            say("train.cuda_graphs: a microbatch is one CUDA graph")
+            self.say("train.cuda_graphs: a microbatch is one CUDA graph")
         return graph
-
-
-def why_not(config: Config, processes: int) -> str | None:
-    """Why no microbatch of this config can be replayed, or shall be. The only place that knows."""
-    if 1 < processes >= config.global_size(processes) // config.batch.micro_size:
-        return "each process has one a step, and sends it while it is computed"
-    if config.reduce == "fast":
-        return "reduce=fast adds microbatches up where a graph writes them"
-    if config.health.audit_every:
-        return "health.audit_every looks at each gradient"
-    if config.train.recompute == "block" and draws(config):
-        return "train.recompute=block reads the state of random numbers"
-    if config.train.cuda_graphs == "auto" and isinstance(config.model, Own):
-        return "auto leaves a model of your own without; true tries it"
-    return None
-
-
-def graphs_for(config: Config, context: StepContext) -> Graphs | None:
-    """What decides for the microbatches of a run; None: none is replayed."""
-    wanted, reduction, device = config.train.cuda_graphs, context.reduction, context.device.type
-    if wanted is False or (wanted == "auto" and device not in RECORDERS):
-        return None
-    reason = why_not(config, context.world.size) if device in RECORDERS else f"this process computes on {device}"
-    if reason is None and isinstance(reduction, ExactReduction):
-        return Graphs(context, reduction, wherever_it_fits=wanted == "auto")
-    if context.world.is_main:
-        say(f"train.cuda_graphs: microbatches are computed without a graph: {reason}")
-    return None

@@ -20,7 +20,7 @@ def test_a_process_that_fails_does_not_wait_for_the_others_and_keeps_its_code(mo
     for name in ("TORCH_NCCL_RETHROW_CUDA_ERRORS", "NCCL_LAUNCH_ORDER_IMPLICIT"):
         monkeypatch.setenv(name, "")  # so that what `join` sets does not stay
         monkeypatch.delenv(name)
-    there = {"_device": torch.device("cuda"), "_connect_store": store, "_own_namespace": store, "_each": 1}
+    there, device = {"_connect_store": store, "_own_namespace": store, "_each": 1}, torch.device("cuda")
     for name, found in {**there, "_choose_interface": None}.items():
         monkeypatch.setattr(joining, name, Mock(return_value=found))
     monkeypatch.setattr(joining, "LEAVE_SECONDS", 0.1)
@@ -30,7 +30,7 @@ def test_a_process_that_fails_does_not_wait_for_the_others_and_keeps_its_code(mo
     monkeypatch.setattr(dist, "destroy_process_group", calls.leaves)
 
     def fail() -> None:
-        with join(configured().world) as world:
+        with join(configured().world, device) as world:
             raise ReportedFailure(64 if world.backend == "nccl" else 70)
 
     with pytest.raises(ReportedFailure):
@@ -38,6 +38,6 @@ def test_a_process_that_fails_does_not_wait_for_the_others_and_keeps_its_code(mo
     wait_until(lambda: calls.mock_calls, "it ends without leaving")
     assert os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] == "1"
     assert calls.mock_calls == [call.exits(64)]
-    with join(configured().world):  # one that has done its work
+    with join(configured().world, device):  # one that has done its work
         pass
     assert calls.mock_calls[1:] == [call.leaves()]
