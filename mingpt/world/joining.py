@@ -221,7 +221,7 @@ def join(config: WorldConfig, device: torch.device | None = None) -> Iterator[Wo
     """
     env = Env.read(check=True)
     rank, size = env.rank, env.size
-    device = device or Opening(config, env.local_rank).device()
+    device = device or _device(config, env.local_rank)
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":
         raise UserError("world.backend=nccl, but no GPU is visible: use world.backend=gloo, or auto")

@@ -1,7 +1,6 @@
 """Where torch keeps what it compiles: found again by the next attempt, and nobody else's."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ from config_kit import configured
 from mingpt.compute.compiler import FOLDER, keep_code
 from run_kit import TINY, train
 from told import Told
-
-OPEN = 0o777
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:
@@ -37,12 +34,19 @@ def test_each_attempt_finds_one_folder_that_is_this_users_alone(
     assert capsys.readouterr().out == ""
 
 
-SPOILED: dict[str, Callable[[Path], object]] = {
-    "others may write there": lambda path: (path.mkdir(), path.chmod(OPEN)),
-    "a link": lambda path: (path.with_name("theirs").mkdir(), path.symlink_to("theirs")),
-    "a file": lambda path: path.write_text(""),
-    "another user's": lambda path: (path.mkdir(), os.chown(path, 12345, -1)),
-}
+SPOILED = ("others may write there", "a link", "a file", "another user's")
+
+
+def spoil(folder: Path, how: str) -> None:
+    if how == "a file":
+        folder.write_text("")
+    elif how == "a link":
+        folder.symlink_to(".")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777 if how == "others may write there" else 0o700)
+        if how == "another user's":
+            os.chown(folder, 12345, -1)
 
 
 @pytest.mark.parametrize("how", SPOILED)
@@ -52,7 +56,7 @@ def test_a_folder_that_another_may_have_filled_is_not_used(
     if how == "another user's" and os.getuid():
         pytest.skip("only root can give a folder away")
     users = tmp_path / f"compiled-{os.getuid()}"
-    SPOILED[how](users)
+    spoil(users, how)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folders = [chosen(monkeypatch, tmp_path) for _ in range(2)]
     assert folders[0] != folders[1]

@@ -74,6 +74,9 @@ def digest(folder: Path) -> str:
 class Remembers(nn.Module):
     """A model of one's own whose first numbers go into what no snapshot has: a plain tensor and a buffer."""
 
+    kept: Tensor
+    stored: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 1)
