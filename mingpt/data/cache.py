@@ -109,6 +109,7 @@ def cached(
 ) -> tuple[Path, dict[str, Any]]:
     """The .npy file that `make` fills, and the JSON that it returns. The first process of the node calls it.
 
+    What is complete is read without the lock, which another user, or a reader of a read-only disk, could not take.
     identity: all that the result depends on. Its first entry, the kind of data, begins the file's name.
     Raises UserError if data.cache_dir can't be used, or another process has held its lock for too long.
     """
@@ -117,6 +118,8 @@ def cached(
     stem = folder / f"{identity[0]}-{name}"
     array, about, part = (stem.with_suffix(suffix) for suffix in (".npy", ".json", PART))
     with place("data.cache_dir", str(folder)):
+        if (known := _known(array, about)) is not None:
+            return array, known
         folder.mkdir(parents=True, exist_ok=True)
         with node_lock(stem.with_suffix(".lock"), config.cache_timeout_seconds):
             known = _known(array, about)

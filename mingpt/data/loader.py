@@ -2,9 +2,11 @@
 
 import faulthandler
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from errno import ENOSPC
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -34,19 +36,35 @@ def _begin(_worker: int) -> None:
 
 
 class _ErrorsAsItems(Samples):
-    """Returns UserError and TransientError as items, for `_raised`: torch would turn them into stack traces."""
+    """Returns UserError and TransientError as items, for `_raised`: torch would turn them into stack traces.
 
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
+    workers: if there are any, items are put into shared memory here. torch does so in a thread, whose errors nobody
+    sees: the trainer would wait for the item until its limit.
+    """
+
+    def __init__(self, samples: Samples, workers: int) -> None:
+        self.samples, self.workers = samples, workers
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, ids: Sequence[int]) -> Any:
         try:
-            return self.samples[ids]
+            item = self.samples[ids]
+            return tuple(tensor.share_memory_() for tensor in item) if self.workers else item
         except (UserError, TransientError) as error:
             return error
+        except RuntimeError as error:
+            if os.strerror(ENOSPC) in str(error):
+                return _too_small(self.workers)
+            raise
+
+
+def _too_small(workers: int) -> UserError:
+    return UserError(
+        f"/dev/shm is full, the shared memory in which data.workers={workers} hand over microbatches: give it more "
+        "room (docker run --shm-size=8g; Kubernetes: an emptyDir of medium Memory), or set data.workers=0"
+    )
 
 
 def _require_alive(processes: Sequence[BaseProcess], seconds: float = 0.0) -> None:
@@ -85,7 +103,7 @@ def load(
     RuntimeError if a loader process dies.
     """
     loader = DataLoader(
-        _ErrorsAsItems(samples),
+        _ErrorsAsItems(samples, workers),
         batch_size=None,  # each item of the sampler is a whole microbatch
         sampler=work,
         num_workers=workers,
@@ -100,7 +118,10 @@ def load(
     # stop into a crash (lightning#20542).
     with children_ignore_signals() if workers else nullcontext():
         others = set(multiprocessing.active_children())
-        batches = iter(loader)
+        try:
+            batches = iter(loader)
+        except OSError as error:  # of a semaphore
+            raise (_too_small(workers) if error.errno == ENOSPC else error) from error
     processes = [child for child in multiprocessing.active_children() if child not in others]
     if len(processes) < workers:  # torch learns of deaths from here on only
         raise RuntimeError("DataLoader worker (pid unknown) has ended before the last one had started")

@@ -45,14 +45,11 @@ class ShardCache:
     def has(self, shard: Shard) -> bool:
         """Whether the shard is in the cache; its modification time then says that it is in use."""
         path, now = self.path(shard), time.monotonic()
-        if now - self._touched.get(shard.sha256, -TOUCH_SECONDS) < TOUCH_SECONDS:
-            return path.exists()
-        self._touched[shard.sha256] = now
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            return False
-        return True
+        if now - self._touched.get(shard.sha256, -TOUCH_SECONDS) >= TOUCH_SECONDS:
+            self._touched[shard.sha256] = now
+            with suppress(OSError):  # the file of another user, or on a disk that can only be read
+                os.utime(path)
+        return path.exists()
 
     def open(self, shard: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The shard's tokens, memory-mapped; fetched first if need be.
@@ -66,13 +63,15 @@ class ShardCache:
                 f"raise it to {size} or more"
             )
         with place("data.cache_dir", str(self.folder)):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with node_lock(self.folder / f"{shard.sha256}.lock", self.timeout):
-                while True:  # another process may delete the file, to make room, before it is mapped here
-                    with suppress(FileNotFoundError):
-                        if self._is_whole(shard, dtype):
-                            return np.memmap(self.path(shard), dtype=dtype, mode="r", shape=(shard.tokens,))
-                    self._fetch(shard, dtype)
+            while True:  # another process may delete the file, to make room, before it is mapped here
+                with suppress(FileNotFoundError):
+                    if self._is_whole(shard, dtype):
+                        return np.memmap(self.path(shard), dtype=dtype, mode="r", shape=(shard.tokens,))
+                # Only to fetch: what is there can be read by those who can't write.
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with node_lock(self.folder / f"{shard.sha256}.lock", self.timeout):
+                    if not self.path(shard).exists():  # another process may have fetched it meanwhile
+                        self._fetch(shard, dtype)
 
     def _is_whole(self, shard: Shard, dtype: np.dtype[Any]) -> bool:
         """Whether the cached file is the shard; if not, delete it. A power cut can leave a name without content."""

@@ -4,10 +4,12 @@ import inspect
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import torch
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.data import loader
 from mingpt.data.synthetic import RandomTokens
+from paths_kit import ran
 
 SAMPLES, WORK = RandomTokens(7, 9, 2), RankSampler(BatchPlan(9, 1, 1, 1), range(1), 0, 9)
 
@@ -76,3 +79,36 @@ def test_a_connection_that_ends_while_all_live_stays_what_it_is(monkeypatch: pyt
 
     with pytest.raises(ConnectionResetError, match=r"^by a store$"):
         next(loader._raised(map(read, [0]), [waiting()]))
+
+
+SMALL = """
+import os, sys
+import torch
+from mingpt.compute.batches import BatchPlan, RankSampler
+from mingpt.data import loader
+from mingpt.data.synthetic import RandomTokens
+from mingpt.errors import UserError
+if __name__ == "__main__":
+    samples, work = RandomTokens(7, 9, int(sys.argv[1])), RankSampler(BatchPlan(9, 9, 9, 1), range(9), 0, 9)
+    try:
+        print(sum(1 for _ in loader.load(samples, work, 1, 600.0, torch.device("cpu"))))
+    except UserError as error:
+        print(error)
+    sys.stdout.flush()
+    os._exit(0)  # as the trainer ends: an error keeps its loader
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "block"), [("32k", 2), ("256k", 40_000), ("256k", 2000)])
+def test_a_small_shared_memory_is_told_at_once(size: str, block: int, tmp_path: Path) -> None:
+    """Of 64 MB in a container: its semaphores do not fit, or its microbatches; or all of it does."""
+    (program := tmp_path / "program.py").write_text(SMALL)
+    small = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
+    ended = ran(["unshare", "-m", "bash", "-c", small, "bash", sys.executable, program, block])
+    if block == 2000:
+        assert ended.stdout == "81\n", ended.stderr
+    else:
+        assert "/dev/shm" in ended.stdout, ended.stderr
+        assert "data.workers=0" in ended.stdout
+    assert "Traceback" not in ended.stderr

@@ -227,6 +227,7 @@ def test_who_has_waited_for_another_process_takes_what_that_has_built(
 def test_a_builder_that_never_ends_is_waited_for_no_longer_than_configured(tmp_path: Path) -> None:
     opened("abc", tmp_path)
     [entry] = (tmp_path / "cache").glob("*.npy")
+    entry.unlink()
     with FileLock(entry.with_suffix(".lock")), pytest.raises(UserError, match=r"data\.cache_timeout_seconds"):
         open_text(settings_for(tmp_path, cache_timeout_seconds=0.05), 1)
 
