@@ -140,6 +140,7 @@ class Checkpointer:
             retry_seconds=s.retry_seconds,
             verify=s.verify_after_write,
             limit_seconds=self.timeout,
+            hang_seconds=limit,
             max_failures=s.max_failures,
         )
         # The hot tier needs all processes of the node; with slices of the state, those of all nodes.
@@ -153,7 +154,7 @@ class Checkpointer:
             self._note_base(max(unreadable, default=self.base.step), None if unreadable else self.base.digest)
             self.hot = SnapshotWriter(
                 self.hot_store, on_node, Retention(hot.KEEP, keep_best=False), provenance, self.log,
-                committed=hot_committed, limit_seconds=self.timeout, max_failures=s.max_failures,
+                committed=hot_committed, limit_seconds=self.timeout, hang_seconds=limit, max_failures=s.max_failures,
                 everyone=self.world.side_group(limit) if self.sharded else None,
             )  # fmt: skip
 
@@ -167,6 +168,8 @@ class Checkpointer:
 
     def flags(self, stop: bool) -> Flags:
         """This process's flags. stop: whether it is asked to stop."""
+        for writer in self._writers():  # here, so that one process and many decide it in the same way
+            writer.fail_if_it_hangs()
         every = self.settings.every_seconds
         return Flags(
             stop=stop,
@@ -176,11 +179,13 @@ class Checkpointer:
             broken=self.durable.gave_up,
         )
 
+    def _writers(self) -> list[SnapshotWriter]:
+        return [self.durable, *([self.hot] if self.hot else [])]
+
     def before_update(self) -> None:
         """Call before the state changes: a copy from the device may still be under way."""
-        for writer in (self.durable, self.hot):
-            if writer is not None:
-                writer.before_update()
+        for writer in self._writers():
+            writer.before_update()
 
     def is_due(self, step: int, flags: Flags) -> bool:
         """Whether `after_step` may take a snapshot on some node. Equal in all processes.
