@@ -15,7 +15,7 @@ from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.observe.jsonl import rows_of
 from mingpt.observe.ledger import Account, accounts, kept_until
-from mingpt.observe.trace import Records, read_trace
+from mingpt.observe.trace import Records, in_order, read_trace
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import NO_END, REWIND, Parent, Record, line_of, parent_of, records, segments
 from mingpt.snapshot.format import Manifest
@@ -128,8 +128,26 @@ class History:
         return found
 
     @cached_property
+    def _looked_at(self) -> dict[int, tuple[Records, str]]:
+        """By attempt, the records that are in order, and what is wrong with the next one."""
+        ended, found = {account.attempt: account.step for account in self.accounts if account.end}, {}
+        for number, read in read_trace(self.folder).items():
+            claim = self.claims.get(number, Record())
+            # Without the claim itself nobody knows with which step it should begin.
+            start = claim.from_step if claim.id else max(0, int(read["step"][:1].sum()) - 1)
+            found[number] = in_order(read, start, ended.get(number, 0))
+        return found
+
+    @property
     def trace(self) -> dict[int, Records]:
-        return read_trace(self.folder)
+        """By attempt, the record of each of its steps; of a damaged trace those before the damage."""
+        return {number: records for number, (records, _) in self._looked_at.items()}
+
+    @property
+    def trace_damage(self) -> dict[int, str]:
+        """By attempt, the first step that its trace should have recorded and has not."""
+        what = {number: problem for number, (_, problem) in self._looked_at.items() if problem}
+        return {number: f"the trace of attempt {number} is damaged: {problem}" for number, problem in what.items()}
 
     @cached_property
     def accounts(self) -> list[Account]:

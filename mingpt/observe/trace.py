@@ -79,6 +79,21 @@ def _records(raw: bytes) -> Records:
     return np.frombuffer(raw[: len(raw) // RECORD.itemsize * RECORD.itemsize], RECORD)
 
 
+def in_order(found: Records, start: int, ended: int = 0) -> tuple[Records, str]:
+    """The records of the steps after `start`, one after the other; and what is wrong with the next one, "" if nothing.
+
+    ended: the last step of an attempt that has ended by itself; 0: it may have been killed, and lack its last steps.
+    """
+    steps, problem = found["step"], ""
+    good = int(np.argmin(np.append(steps == np.arange(start + 1, start + 1 + len(found)), False)))
+    due = start + good + 1
+    if good < len(found):
+        problem = f"in place of step {due:,} it has step {steps[good]:,}"
+    elif due <= ended:
+        problem = f"step {due:,} and those after it are missing"
+    return found[:good], problem
+
+
 FIELD = "equality"  # of a row of the metrics that has no step: the attempt's name
 END_SECONDS = 15.0  # at the end of an attempt, for reading what those before have recorded
 

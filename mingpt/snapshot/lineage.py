@@ -8,7 +8,6 @@ restart must not bring any of these back.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +15,6 @@ from pydantic import TypeAdapter
 
 from mingpt.config.affecting import settings
 from mingpt.errors import Damaged, OtherFormat, UserError
-from mingpt.localfile import write_whole
 from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import REWIND, Attempt, Count, Record, line_of, records, without_undone
@@ -128,8 +126,7 @@ class HotBase:
     digest: str | None
 
     def write(self, memory: Store) -> None:
-        with memory.named_errors():
-            write_whole(Path(memory.root) / NOTE, [json.dumps(asdict(self)).encode()])
+        memory.write(NOTE, json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, memory: Store) -> "HotBase | None":

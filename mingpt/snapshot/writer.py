@@ -161,11 +161,9 @@ class SnapshotWriter:
 
     def problem(self, limit_seconds: float) -> Exception:
         """Why the last snapshot failed, for the exception that ends the run in all processes."""
-        if self._hangs:
-            return self._hangs
         with suppress(TimeoutError):  # this process may still be writing
             self.wait_until_idle(limit_seconds)
-        found = self._job.exception() if self._job is not None and self._job.done() else None
+        found = self._job.exception() if self._job is not None and self._job.done() else self._hangs
         if isinstance(found, Exception):
             return found
         return SnapshotFailed("another process can't write snapshots any more: the reason is in its log")
