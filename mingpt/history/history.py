@@ -128,26 +128,28 @@ class History:
         return found
 
     @cached_property
-    def _looked_at(self) -> dict[int, tuple[Records, str]]:
-        """By attempt, the records that are in order, and what is wrong with the next one."""
-        ended, found = {account.attempt: account.step for account in self.accounts if account.end}, {}
-        for number, read in read_trace(self.folder).items():
+    def _traces(self) -> tuple[dict[int, Records], dict[int, str]]:
+        """By attempt, the records that are in order, and what is wrong with the next one, if anything is."""
+        good, damage = dict[int, Records](), dict[int, str]()
+        ended = {account.attempt: account.step for account in self.accounts if account.end}
+        for number, found in read_trace(self.folder).items():
             claim = self.claims.get(number, Record())
             # Without the claim itself nobody knows with which step it should begin.
-            start = claim.from_step if claim.id else max(0, int(read["step"][:1].sum()) - 1)
-            found[number] = in_order(read, start, ended.get(number, 0))
-        return found
+            start = claim.from_step if claim.id else max(0, int(found["step"][:1].sum()) - 1)
+            good[number], problem = in_order(found, start, ended.get(number, 0))
+            if problem:
+                damage[number] = f"the trace of attempt {number} is damaged: {problem}"
+        return good, damage
 
     @property
     def trace(self) -> dict[int, Records]:
         """By attempt, the record of each of its steps; of a damaged trace those before the damage."""
-        return {number: records for number, (records, _) in self._looked_at.items()}
+        return self._traces[0]
 
     @property
     def trace_damage(self) -> dict[int, str]:
         """By attempt, the first step that its trace should have recorded and has not."""
-        what = {number: problem for number, (_, problem) in self._looked_at.items() if problem}
-        return {number: f"the trace of attempt {number} is damaged: {problem}" for number, problem in what.items()}
+        return self._traces[1]
 
     @cached_property
     def accounts(self) -> list[Account]:

@@ -25,7 +25,7 @@ from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event
 from mingpt.observe.jsonl import rows_of
 from mingpt.observe.runfile import RunFile
 from mingpt.redact import without_secrets
-from mingpt.snapshot.attempts import RunRecord, records, segments
+from mingpt.snapshot.attempts import Record, RunRecord, records, segments
 
 RECORD = np.dtype([("step", "<u4"), ("norm", "<f8"), ("loss", "<f8")])
 PACK = struct.Struct("<Idd").pack
@@ -172,9 +172,10 @@ class SameBits:
                 return
             self.note({FIELD: name})
             start = self.record.provenance["history"][-1]["from_step"]
-            metrics = segments(run_dir)
+            metrics, claims = segments(run_dir), records(run_dir)
             for attempt, found in read_trace(run_dir).items():
-                again = found[found["step"] > start]
+                good, _ = in_order(found, claims.get(attempt, Record()).from_step)
+                again = good[good["step"] > start]
                 if attempt >= self.record.attempt or not len(again) or attempt not in metrics:
                     continue
                 if name_of(run_dir, metrics[attempt]) == name:

@@ -168,8 +168,9 @@ class Checkpointer:
 
     def flags(self, stop: bool) -> Flags:
         """This process's flags. stop: whether it is asked to stop."""
-        for writer in self._writers():  # here, so that one process and many decide it in the same way
-            writer.fail_if_it_hangs()
+        for writer in (self.durable, self.hot):
+            if writer is not None:
+                writer.fail_if_it_hangs()  # here, so that one process and many decide it in the same way
         every = self.settings.every_seconds
         return Flags(
             stop=stop,
@@ -179,13 +180,11 @@ class Checkpointer:
             broken=self.durable.gave_up,
         )
 
-    def _writers(self) -> list[SnapshotWriter]:
-        return [self.durable, *([self.hot] if self.hot else [])]
-
     def before_update(self) -> None:
         """Call before the state changes: a copy from the device may still be under way."""
-        for writer in self._writers():
-            writer.before_update()
+        for writer in (self.durable, self.hot):
+            if writer is not None:
+                writer.before_update()
 
     def is_due(self, step: int, flags: Flags) -> bool:
         """Whether `after_step` may take a snapshot on some node. Equal in all processes.

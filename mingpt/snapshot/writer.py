@@ -33,7 +33,6 @@ T = TypeVar("T")
 UNMEASURED = Metrics()
 FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
 LOOK_SECONDS = 0.5  # between two looks at whether the snapshot that is waited for takes too long
-START_SECONDS = 60.0  # for the threads of a pool to start
 REASONS = {kind.__name__: kind for kind in (Superseded, UserError, SnapshotFailed)}
 
 
@@ -50,8 +49,9 @@ def started_pool(threads: int, name: str, device: torch.device) -> ThreadPoolExe
     is short. At the beginning of an attempt there is memory, or else its first step ends it with a reason.
     """
     pool, together = ThreadPoolExecutor(threads, name, use_device, (device,)), threading.Barrier(threads)
-    for waiting in [pool.submit(together.wait, START_SECONDS) for _ in range(threads)]:  # so that each takes one
-        waiting.result()
+    list(
+        pool.map(together.wait, [60.0] * threads)
+    )  # seconds; each thread takes one, since none returns before the last
     return pool
 
 
@@ -96,11 +96,10 @@ class SnapshotWriter:
     _job: "Future[str] | None" = None
     _hangs: SnapshotFailed | None = None  # the snapshot in flight has failed, since it takes too long
     _until: float = math.inf  # when this process's own work on it must be done
-    _ahead: int = field(init=False)  # parts that are written at a time
 
     def __post_init__(self) -> None:
         self._staging = Staging(self.world, self.everyone)
-        self._ahead = max(2, PARALLEL_PARTS // self.world.size)
+        self._ahead = max(2, PARALLEL_PARTS // self.world.size)  # parts that are written at a time
         self._pool = started_pool(1, "snapshot", self.world.device)
         self._part_pool = started_pool(self._ahead, "part", self.world.device)
 
@@ -146,7 +145,7 @@ class SnapshotWriter:
             self.fail_if_it_hangs()
             if self._hangs or time.monotonic() >= end:
                 raise TimeoutError(str(self._hangs or ""))
-            futures.wait([self._job], min(LOOK_SECONDS, max(0.0, end - time.monotonic())))
+            futures.wait([self._job], min(LOOK_SECONDS, end - time.monotonic()))
 
     def fail_if_it_hangs(self) -> None:
         """Count the snapshot in flight as failed if it takes too long. Call it now and then; it never waits."""

@@ -18,7 +18,7 @@ from mingpt.snapshot.format import Manifest, Metrics
 from mingpt.snapshot.lineage import HotBase
 from mingpt.snapshot.restore import Put, Restored
 from mingpt.snapshot.store import Store
-from snapshot_kit import ALONE, PROVENANCE, read_newest, save, state_of
+from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
 
 @pytest.fixture(scope="module")
