@@ -15,12 +15,14 @@ import pytest
 
 from hook_kit import hook
 from mingpt.errors import CRASHED, FINISHED
+from mingpt.snapshot import checkpointer
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
+from mingpt.world.env import Env
 from mingpt.world.lifetime import Lifetime, Phase
-from run_kit import NewRun
+from run_kit import NewRun, in_forks
 
 ASYNCHRONOUS = ("train.eval_every=0", "snapshot.asynchronous=true", "snapshot.retry_seconds=0")
 
@@ -118,3 +120,29 @@ def test_no_thread_is_started_while_a_run_trains(
     assert attempt(run.arguments(), lifetime) == FINISHED
     assert started == []
     assert verify(run.store, 24).step == 24
+
+
+def hang_in_the_second(arguments: list[str]) -> None:
+    """One of two processes, of which the second one's writes never return from step 8 on."""
+    plain, second, late = Store.write_part, Env.read().rank == 1, threading.Event()
+
+    def write_part(self: Store, step: int, *part: Any) -> None:
+        if second and step >= 8:
+            late.set()
+            threading.Event().wait()
+        plain(self, step, *part)
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6 * late.is_set(), sleep=time.sleep)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(writer_module, "time", clock)
+        monkeypatch.setattr(Store, "write_part", write_part)
+        monkeypatch.setattr(checkpointer, "SPARE_SECONDS", 2)  # the first one still waits for the second one's report
+        assert attempt(arguments, Lifetime()) == CRASHED
+
+
+@pytest.mark.slow
+def test_all_processes_end_when_the_write_of_one_never_returns(new_run: NewRun) -> None:
+    run = new_run(*ASYNCHRONOUS, "train.max_steps=100000")
+    said = in_forks(2, hang_in_the_second, run.arguments())
+    assert said.count("SNAPSHOT FAILED (1 in a row): the snapshot of step 8 has been in flight for too long") == 1
+    assert run.store.steps() == [4]
