@@ -6,6 +6,8 @@ Attempts with real writers and stores and a state for each step, without the tra
 from itertools import product
 from pathlib import Path
 from shutil import rmtree
+from threading import Event
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -143,3 +145,34 @@ def test_a_restart_goes_on_from_whichever_tier_has_the_newer_step(
     assert run.killed_after(10)[:2] == (from_step, tier)
     assert run.hot_steps() == [10]
     assert run.killed_after(10)[:2] == (10, "memory")
+
+
+def test_a_write_to_memory_that_never_returns_costs_no_durable_snapshot(
+    plain: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, write, began, over = Run(plain, tmp_path, 4, 2), Store.write_part, Event(), Event()
+
+    def write_part(self: Store, step: int, *part: Any) -> None:
+        if self.key == "snapshot.hot_dir":
+            began.set()
+            over.wait()
+        write(self, step, *part)
+
+    monkeypatch.setattr(Store, "write_part", write_part)
+    tiers, _ = run.begin()
+    assert tiers.hot
+    tiers.hot.hang_seconds = 0
+    try:
+        for step in range(1, 9):
+            flags = tiers.flags(stop=False)
+            if tiers.is_due(step, flags):
+                tiers.after_step(step, lambda step=step: (state_of(step), Metrics(loss=1.0)), flags, best=False)  # type: ignore[misc]
+                assert began.wait(60)
+        assert tiers.last(9, (state_of(9), Metrics(loss=1.0)), stopping=True)
+        tiers.close()
+    finally:
+        over.set()
+    assert tiers.store.steps() == [9, 8, 4]
+    [line] = [line for line in run.said if "FAILED" in line]
+    assert line.startswith("SNAPSHOT FAILED (1 in a row): the snapshot of step 2 has been in flight for too long")
+    assert line.endswith("The run goes on.")
