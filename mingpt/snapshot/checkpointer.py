@@ -117,7 +117,6 @@ class Checkpointer:
         # Those limits are long, for processes that are alive. A machine that is gone is detected by its TCP silence.
         network.limit_silence(None, self.timeout)
         s = self.settings
-        retention = Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds, self.stable_until)
 
         def durable_committed(step: int, digest: str, seconds: float) -> None:
             self._note_base(step, digest)
@@ -131,7 +130,7 @@ class Checkpointer:
         self.durable = SnapshotWriter(
             self.store,
             all_processes,
-            retention,
+            Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds, self.stable_until),
             provenance,
             log=self.log,
             committed=durable_committed,

@@ -42,13 +42,13 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def started_pool(threads: int, name: str, device: torch.device) -> ThreadPoolExecutor:
+def started_pool(threads: int, name: str, begin: Callable[[], None] | None = None) -> ThreadPoolExecutor:
     """A pool whose threads run already, and stay.
 
     CPython's Thread.start waits for ever for a thread that dies before it says that it runs, as one does where memory
     is short. At the beginning of an attempt there is memory, or else its first step ends it with a reason.
     """
-    pool, together = ThreadPoolExecutor(threads, name, use_device, (device,)), threading.Barrier(threads)
+    pool, together = ThreadPoolExecutor(threads, name, begin), threading.Barrier(threads)
     list(
         pool.map(together.wait, [60.0] * threads)
     )  # seconds; each thread takes one, since none returns before the last
@@ -100,8 +100,8 @@ class SnapshotWriter:
     def __post_init__(self) -> None:
         self._staging = Staging(self.world, self.everyone)
         self._ahead = max(2, PARALLEL_PARTS // self.world.size)  # parts that are written at a time
-        self._pool = started_pool(1, "snapshot", self.world.device)
-        self._part_pool = started_pool(self._ahead, "part", self.world.device)
+        self._pool = started_pool(1, "snapshot", partial(use_device, self.world.device))
+        self._part_pool = started_pool(self._ahead, "part")
 
     @property
     def busy(self) -> bool:
