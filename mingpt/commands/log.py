@@ -104,15 +104,17 @@ def _of_attempt(run: Run, account: Account, there: list[Any], aside: list[Any]) 
     kept = run.kept[number]
     steps = sorted(m.step for m in aside if m.attempt == number)
     snapshots = [_of_snapshot(m) for m in there if m.attempt == number]
+    damage = run.past.trace_damage.get(number)
     about = {"attempt": number, "from_step": start, "kept": kept, "processes": account.world_size,
              "device": account.device, "end": account.end, "set_aside": steps,
+             "trace_damage": damage,
              "snapshots": [node.about for node in snapshots]}  # fmt: skip
     if account.end in ("rewind", "undo"):
         what = f"rewind to step {start:,}" if account.end == "rewind" else f"rewind undone: back to step {start:,}"
         return Node(what, about, snapshots)
     where = " × ".join(str(part) for part in (account.world_size, account.device) if part)
     which = f"steps {start + 1:,} to {kept:,}" if kept > start else f"none of its steps, from {start:,}"
-    text = ", ".join(part for part in (f"attempt {number}: {which}", where, account.end) if part)
+    text = ", ".join(part for part in (f"attempt {number}: {which}", where, account.end, damage) if part)
     if steps:
         more = ", …" if len(steps) > STEPS_SHOWN else ""
         text += f"; set aside: {', '.join(f'{step:,}' for step in steps[:STEPS_SHOWN])}{more}"

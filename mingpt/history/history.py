@@ -15,7 +15,7 @@ from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.observe.jsonl import rows_of
 from mingpt.observe.ledger import Account, accounts, kept_until
-from mingpt.observe.trace import Records, read_trace
+from mingpt.observe.trace import Records, in_order, read_trace
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import NO_END, REWIND, Parent, Record, line_of, parent_of, records, segments
 from mingpt.snapshot.format import Manifest
@@ -128,8 +128,28 @@ class History:
         return found
 
     @cached_property
+    def _traces(self) -> tuple[dict[int, Records], dict[int, str]]:
+        """By attempt, the records that are in order, and what is wrong with the next one, if anything is."""
+        good, damage = dict[int, Records](), dict[int, str]()
+        ended = {account.attempt: account.step for account in self.accounts if account.end}
+        for number, found in read_trace(self.folder).items():
+            claim = self.claims.get(number, Record())
+            # Without the claim itself nobody knows with which step it should begin.
+            start = claim.from_step if claim.id else max(0, int(found["step"][:1].sum()) - 1)
+            good[number], problem = in_order(found, start, ended.get(number, 0))
+            if problem:
+                damage[number] = f"the trace of attempt {number} is damaged: {problem}"
+        return good, damage
+
+    @property
     def trace(self) -> dict[int, Records]:
-        return read_trace(self.folder)
+        """By attempt, the record of each of its steps; of a damaged trace those before the damage."""
+        return self._traces[0]
+
+    @property
+    def trace_damage(self) -> dict[int, str]:
+        """By attempt, the first step that its trace should have recorded and has not."""
+        return self._traces[1]
 
     @cached_property
     def accounts(self) -> list[Account]:

@@ -25,7 +25,7 @@ from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event
 from mingpt.observe.jsonl import rows_of
 from mingpt.observe.runfile import RunFile
 from mingpt.redact import without_secrets
-from mingpt.snapshot.attempts import RunRecord, records, segments
+from mingpt.snapshot.attempts import Record, RunRecord, records, segments
 
 RECORD = np.dtype([("step", "<u4"), ("norm", "<f8"), ("loss", "<f8")])
 PACK = struct.Struct("<Idd").pack
@@ -77,6 +77,21 @@ def read_trace(run_dir: str) -> dict[int, Records]:
 
 def _records(raw: bytes) -> Records:
     return np.frombuffer(raw[: len(raw) // RECORD.itemsize * RECORD.itemsize], RECORD)
+
+
+def in_order(found: Records, start: int, ended: int = 0) -> tuple[Records, str]:
+    """The records of the steps after `start`, one after the other; and what is wrong with the next one, "" if nothing.
+
+    ended: the last step of an attempt that has ended by itself; 0: it may have been killed, and lack its last steps.
+    """
+    steps, problem = found["step"], ""
+    good = int(np.argmin(np.append(steps == np.arange(start + 1, start + 1 + len(found)), False)))
+    due = start + good + 1
+    if good < len(found):
+        problem = f"in place of step {due:,} it has step {steps[good]:,}"
+    elif due <= ended:
+        problem = f"step {due:,} and those after it are missing"
+    return found[:good], problem
 
 
 FIELD = "equality"  # of a row of the metrics that has no step: the attempt's name
@@ -157,9 +172,10 @@ class SameBits:
                 return
             self.note({FIELD: name})
             start = self.record.provenance["history"][-1]["from_step"]
-            metrics = segments(run_dir)
+            metrics, claims = segments(run_dir), records(run_dir)
             for attempt, found in read_trace(run_dir).items():
-                again = found[found["step"] > start]
+                good, _ = in_order(found, claims.get(attempt, Record()).from_step)
+                again = good[good["step"] > start]
                 if attempt >= self.record.attempt or not len(again) or attempt not in metrics:
                     continue
                 if name_of(run_dir, metrics[attempt]) == name:

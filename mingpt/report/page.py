@@ -121,7 +121,8 @@ def _attempts(run: Run, colors: Mapping[str, str]) -> str:
     head = ("attempt", "steps kept", "processes", "host", "started (UTC)", "time", "end")
     kept = f"Snapshots there: {text(', '.join(map(str, run.past.steps)), 300)}." if run.past.steps else ""
     table = table_of(head, map(row, reversed(run.attempts)))
-    return f'<h2>Attempts and snapshots</h2><div class="card">{table}</div><p class="soft">{kept}</p>'
+    damaged = "".join(f"<p>{text(line)}</p>" for line in run.past.trace_damage.values())
+    return f'<h2>Attempts and snapshots</h2><div class="card">{table}</div>{damaged}<p class="soft">{kept}</p>'
 
 
 def _ledger(run: Run) -> str:

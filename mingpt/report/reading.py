@@ -22,15 +22,15 @@ UNKNOWN = math.nan
 
 @dataclass(frozen=True)
 class Curve:
-    """Values by step, in its order. What is not finite is among them."""
+    """Values by step, in its order; of two for one step the first. What is not finite is among them."""
 
     steps: Floats
     values: Floats
 
     @classmethod
     def of(cls, steps: Floats, values: Floats) -> "Curve":
-        order = np.argsort(steps, kind="stable")
-        return cls(steps[order].astype(float), values[order].astype(float))
+        steps, first = np.unique(steps, return_index=True)
+        return cls(steps.astype(float), values[first].astype(float))
 
     @property
     def last(self) -> float | None:
@@ -67,12 +67,11 @@ class Run:
 
     @cached_property
     def loss(self) -> Curve:
-        """From the trace; of attempts without one from the metrics."""
-        traced = self.past.kept_trace
-        logged = _curve((r["step"], r["loss"]) for r in self.past.metrics if "loss" in r and r["attempt"] not in traced)
+        """From the trace; of steps that it has not recorded from the metrics."""
+        traced, logged = self.past.kept_trace.values(), self.curve("loss")
         return Curve.of(
-            np.concatenate([logged.steps, *(part["step"] for part in traced.values())]),
-            np.concatenate([logged.values, *(part["loss"] for part in traced.values())]),
+            np.concatenate([*(part["step"] for part in traced), logged.steps]),
+            np.concatenate([*(part["loss"] for part in traced), logged.values]),
         )
 
     def curve(self, key: str) -> Curve:

@@ -117,7 +117,6 @@ class Checkpointer:
         # Those limits are long, for processes that are alive. A machine that is gone is detected by its TCP silence.
         network.limit_silence(None, self.timeout)
         s = self.settings
-        retention = Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds, self.stable_until)
 
         def durable_committed(step: int, digest: str, seconds: float) -> None:
             self._note_base(step, digest)
@@ -131,7 +130,7 @@ class Checkpointer:
         self.durable = SnapshotWriter(
             self.store,
             all_processes,
-            retention,
+            Retention(s.keep, s.keep_every, s.keep_best, s.orphan_age_seconds, self.stable_until),
             provenance,
             log=self.log,
             committed=durable_committed,
@@ -140,6 +139,7 @@ class Checkpointer:
             retry_seconds=s.retry_seconds,
             verify=s.verify_after_write,
             limit_seconds=self.timeout,
+            hang_seconds=limit,
             max_failures=s.max_failures,
         )
         # The hot tier needs all processes of the node; with slices of the state, those of all nodes.
@@ -153,7 +153,7 @@ class Checkpointer:
             self._note_base(max(unreadable, default=self.base.step), None if unreadable else self.base.digest)
             self.hot = SnapshotWriter(
                 self.hot_store, on_node, Retention(hot.KEEP, keep_best=False), provenance, self.log,
-                committed=hot_committed, limit_seconds=self.timeout, max_failures=s.max_failures,
+                committed=hot_committed, limit_seconds=self.timeout, hang_seconds=limit, max_failures=s.max_failures,
                 everyone=self.world.side_group(limit) if self.sharded else None,
             )  # fmt: skip
 
@@ -167,6 +167,9 @@ class Checkpointer:
 
     def flags(self, stop: bool) -> Flags:
         """This process's flags. stop: whether it is asked to stop."""
+        for writer in (self.durable, self.hot):
+            if writer is not None:
+                writer.fail_if_it_hangs()  # here, so that one process and many decide it in the same way
         every = self.settings.every_seconds
         return Flags(
             stop=stop,

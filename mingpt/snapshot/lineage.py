@@ -8,21 +8,21 @@ restart must not bring any of these back.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from mingpt.config.affecting import settings
 from mingpt.errors import Damaged, OtherFormat, UserError
-from mingpt.localfile import write_whole
 from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
-from mingpt.snapshot.attempts import REWIND, Attempt, Record, line_of, records, without_undone
+from mingpt.snapshot.attempts import REWIND, Attempt, Count, Record, line_of, records, without_undone
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.reader import damage_as, manifest_or_none, read_manifest
 from mingpt.snapshot.store import OVERTAKEN, REWOUND, Store
 
-NOTE = "follows.json"
+NOTE, LONGEST_NOTE = "follows.json", 1024  # its bytes
 
 
 def is_on(line: Mapping[int, tuple[int, int]], manifest: Manifest) -> bool:
@@ -121,20 +121,23 @@ class HotBase:
     attempt: the number of the attempt that wrote the note.
     """
 
-    attempt: int
-    step: int
+    attempt: Count
+    step: Count
     digest: str | None
 
     def write(self, memory: Store) -> None:
-        with memory.named_errors():
-            write_whole(Path(memory.root) / NOTE, [json.dumps(asdict(self)).encode()])
+        memory.write(NOTE, json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, memory: Store) -> "HotBase | None":
+        """None without one, and for one that can't be read: nobody knows what the hot snapshots continue."""
         try:
-            return cls(**json.loads((Path(memory.root) / NOTE).read_bytes()))
-        except (OSError, ValueError, TypeError):
+            return HOT_BASE.validate_json(memory.read(NOTE, LONGEST_NOTE) or b"", strict=True)
+        except (OSError, UserError, ValueError):
             return None
+
+
+HOT_BASE = TypeAdapter(HotBase)
 
 
 def stale_steps(memory: Store, newest: Newest) -> list[int]:

@@ -49,8 +49,8 @@ def restore(
     if hot and world.local_rank == 0:
         for stale in stale_steps(hot, newest):
             log(
-                f"the hot snapshot of step {stale} does not continue what is durable now (step {newest.step}): it was "
-                f"overtaken, or somebody went back: removed"
+                f"the hot snapshot of step {stale} does not continue what is durable now (step {newest.step}), as far "
+                f"as its note tells: it was overtaken, or somebody went back: removed"
             )
             hot.delete(stale)
     world.barrier()

@@ -6,11 +6,12 @@ which {"error": …} stands for an exception. Errors that may pass are retried.
 """
 
 import math
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ from mingpt.world.world import World
 T = TypeVar("T")
 UNMEASURED = Metrics()
 FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
+LOOK_SECONDS = 0.5  # between two looks at whether the snapshot that is waited for takes too long
 REASONS = {kind.__name__: kind for kind in (Superseded, UserError, SnapshotFailed)}
 
 
@@ -40,11 +42,17 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _within(limit_seconds: float | None, wait: Callable[[float | None], T]) -> T:
-    try:
-        return wait(None if limit_seconds is None else max(0.0, limit_seconds))
-    except futures.TimeoutError as late:  # in Python 3.10 not the builtin TimeoutError
-        raise TimeoutError from late
+def started_pool(threads: int, name: str, begin: Callable[[], None] | None = None) -> ThreadPoolExecutor:
+    """A pool whose threads run already, and stay.
+
+    CPython's Thread.start waits for ever for a thread that dies before it says that it runs, as one does where memory
+    is short. At the beginning of an attempt there is memory, or else its first step ends it with a reason.
+    """
+    pool, together = ThreadPoolExecutor(threads, name, begin), threading.Barrier(threads)
+    list(
+        pool.map(together.wait, [60.0] * threads)
+    )  # seconds; each thread takes one, since none returns before the last
+    return pool
 
 
 @dataclass
@@ -61,6 +69,8 @@ class SnapshotWriter:
     retry_seconds: for how long one write that fails is retried.
     verify: read each part back before the commit.
     limit_seconds: for all writes of a process together, and again for the commit.
+    hang_seconds: the same with the last call of the store, and for deleting old ones. A snapshot that takes longer has
+    failed, though its thread may never return: a local disk has no limit of its own.
     max_failures: in a row; after them it has given up.
     """
 
@@ -76,17 +86,22 @@ class SnapshotWriter:
     retry_seconds: float = 0
     verify: bool = False
     limit_seconds: float = math.inf
+    hang_seconds: float = math.inf
     max_failures: int = 2**31
     step: int | None = None  # of the snapshot that was started last
     failures: int = 0  # in a row; equal in all processes, though not updated at the same moment
-    broken: bool = False  # it can't write any more: a newer attempt has started, or the process group has failed
+    # It can't write any more: a newer attempt has started, the process group has failed, or a thread does not return.
+    broken: bool = False
     _val_losses: dict[int, float | None] = field(default_factory=dict)  # by step, of committed snapshots
     _job: "Future[str] | None" = None
-    _pool: ThreadPoolExecutor = field(init=False)
+    _hangs: SnapshotFailed | None = None  # the snapshot in flight has failed, since it takes too long
+    _until: float = math.inf  # when this process's own work on it must be done
 
     def __post_init__(self) -> None:
         self._staging = Staging(self.world, self.everyone)
-        self._pool = ThreadPoolExecutor(1, "snapshot", initializer=partial(use_device, self.world.device))
+        self._ahead = max(2, PARALLEL_PARTS // self.world.size)  # parts that are written at a time
+        self._pool = started_pool(1, "snapshot", partial(use_device, self.world.device))
+        self._part_pool = started_pool(self._ahead, "part")
 
     @property
     def busy(self) -> bool:
@@ -114,21 +129,40 @@ class SnapshotWriter:
         staged = self._staging.copy_share(state)
         self._job = self._pool.submit(self._write, step, staged, metrics, time.monotonic(), log_failure)
 
-    def wait(self, limit_seconds: float | None = None) -> str:
+    def wait(self, limit_seconds: float = math.inf) -> str:
         """Wait for the snapshot in flight; returns its digest. Raises as `save`, or TimeoutError."""
         assert self._job is not None
-        return _within(limit_seconds, self._job.result)
+        self.wait_until_idle(limit_seconds)
+        return self._job.result()
 
-    def wait_until_idle(self, limit_seconds: float | None = None) -> None:
-        """Wait until nothing is in flight, whether it succeeded or failed. Raises TimeoutError."""
-        if self._job is not None:
-            _within(limit_seconds, self._job.exception)
+    def wait_until_idle(self, limit_seconds: float = math.inf) -> None:
+        """Wait until nothing is in flight, whether it succeeded or failed.
+
+        Raises TimeoutError, also if what is in flight has failed because it takes too long.
+        """
+        end = time.monotonic() + limit_seconds
+        while self._job is not None and not self._job.done():
+            self.fail_if_it_hangs()
+            if self._hangs or time.monotonic() >= end:
+                raise TimeoutError(str(self._hangs or ""))
+            futures.wait([self._job], min(LOOK_SECONDS, end - time.monotonic()))
+
+    def fail_if_it_hangs(self) -> None:
+        """Count the snapshot in flight as failed if it takes too long. Call it now and then; it never waits."""
+        if time.monotonic() > self._until and self.busy and not self._hangs:
+            self.broken = True  # this thread, and the group in which others may wait for it, can't be used again
+            self._hangs = SnapshotFailed(
+                f"the snapshot of step {self.step} has been in flight for too long: {self.store.shown} has not ended "
+                f"a write within {self.hang_seconds:g} s (world.timeout_seconds={self.limit_seconds:g}, and what one "
+                f"call may take, MINGPT_STORE_SECONDS): look at that disk or network, or raise one of them"
+            )
+            self._count_failure(self.step or 0, self._hangs, log_it=True)
 
     def problem(self, limit_seconds: float) -> Exception:
         """Why the last snapshot failed, for the exception that ends the run in all processes."""
         with suppress(TimeoutError):  # this process may still be writing
             self.wait_until_idle(limit_seconds)
-        found = self._job.exception() if self._job is not None and self._job.done() else None
+        found = self._job.exception() if self._job is not None and self._job.done() else self._hangs
         if isinstance(found, Exception):
             return found
         return SnapshotFailed("another process can't write snapshots any more: the reason is in its log")
@@ -158,6 +192,8 @@ class SnapshotWriter:
             raise failed from error
 
     def _count_failure(self, step: int, error: Exception, log_it: bool) -> None:
+        if self._hangs and error is not self._hangs:  # counted already: its thread has come back after all
+            return
         self.failures += 1
         self.broken = self.broken or isinstance(error, Superseded)
         if log_it and not isinstance(error, Superseded):
@@ -173,10 +209,14 @@ class SnapshotWriter:
         self._staging.wait()
         # Once more if parts are gone. Not with `everyone`: those outside of `world` take part in the writing, too.
         for last in (self.everyone is not None, True):
-            reports = self.world.gather(self.write_parts(step, self._staging.parts(staged)))
+            with self._own_work():
+                report = self.write_parts(step, self._staging.parts(staged))
+            reports = self.world.gather(report)
             trim_memory(staged)
             raise_first(reports)
-            result = self.world.broadcast(self.commit(step, reports, metrics) if self.world.is_main else None)
+            with self._own_work():
+                committed = self.commit(step, reports, metrics) if self.world.is_main else None
+            result = self.world.broadcast(committed)
             if last or not result.get("again"):
                 break
             if self.world.is_main:
@@ -185,9 +225,19 @@ class SnapshotWriter:
         digest = str(result["digest"])
         self.failures = 0
         if self.world.is_main:  # after the broadcast, for which the others wait: deleting may take long
-            self._prune(step)
+            with self._own_work():
+                self._prune(step)
         self._call_committed(step, digest, time.monotonic() - began)
         return digest
+
+    @contextmanager
+    def _own_work(self) -> Iterator[None]:
+        """Work of this process alone, which hang_seconds limit. Waits for others have the limit of their group."""
+        self._until = time.monotonic() + self.hang_seconds
+        try:
+            yield
+        finally:
+            self._until = math.inf
 
     def _call_committed(self, step: int, digest: str, seconds: float) -> None:
         """An error in the callback is logged and no more: the snapshot is committed."""
@@ -210,17 +260,17 @@ class SnapshotWriter:
         """
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
         deadline, writes = self._deadline(), list[Future[tuple[str, dict[str, Any]]]]()
-        ahead = max(2, PARALLEL_PARTS // self.world.size)
         try:
-            with ThreadPoolExecutor(ahead) as pool:
-                for one in staged:
-                    writes.append(pool.submit(self._write_part, step, deadline, one))
-                    futures.wait(writes[-ahead : 1 - ahead])  # a bound of the memory
-                for name, part in [write.result() for write in writes]:
-                    written["parts"][name] = {"size": part["size"]}
-                    written["tensors"] |= part["tensors"]
+            for one in staged:
+                writes.append(self._part_pool.submit(self._write_part, step, deadline, one))
+                futures.wait(writes[-self._ahead : 1 - self._ahead])  # a bound of the memory
+            for name, part in [write.result() for write in writes]:
+                written["parts"][name] = {"size": part["size"]}
+                written["tensors"] |= part["tensors"]
         except BaseException as error:  # of any kind: the others wait for this process's report
             return _failure(f"the snapshot of step {step} could not be written", error)
+        finally:
+            futures.wait(writes)  # also after a failure: the next snapshot is copied into the same memory
         return written
 
     def _write_part(self, step: int, deadline: float, staged: StagedPart) -> tuple[str, dict[str, Any]]:

@@ -75,7 +75,7 @@ class Replay:
 
     def __init__(self, past: History, step: int, world: World, here: Sequence[str]) -> None:
         self.past, self.world, self.here = past, world, tuple(here)
-        self.notes: list[str] = []
+        self.notes = [*past.trace_damage.values()]
         self.unlike: set[int] = set()
         self._sources: dict[str, Source] = {}
         self._configs: dict[tuple[int, tuple[str, ...]], Config] = {}  # by attempt and settings

@@ -115,6 +115,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self.stopped.wait(self.beat_seconds):
+            self._survive(self.arm)  # by itself: each time it starts a thread, for which memory may be too short
             self._survive(self._look_out)
         faulthandler.cancel_dump_traceback_later()
 
@@ -128,7 +129,6 @@ class Watchdog:
             faulthandler.dump_traceback_later(self.seconds + self.silence_seconds / 2, file=2)
 
     def _look_out(self) -> None:
-        self.arm()
         if self.hangs():
             self._survive(lambda: dump(self.world, self.reports[self.world.rank], self.seconds))
             until = self.awake + self.silence_seconds  # for the others to say the same, and to print their stacks

@@ -106,3 +106,13 @@ def test_out_computes_a_stored_step_whose_snapshot_is_damaged(made: Made, data: 
 def test_a_change_is_not_taken_for_another_machine(data: str) -> None:
     mingpt(f"replay run --step 9 {data} --set optimizer.name=muon")
     assert mingpt.err == ""
+
+
+def test_a_trace_with_a_hole_is_named_and_its_steps_are_not_compared(data: str) -> None:
+    (path,) = Path("run/trace").glob("attempt-00002-*.bin")
+    records = np.fromfile(path, RECORD)
+    np.delete(records, 1).tofile(path)  # step 7
+    said = mingpt(f"replay run --step 8 {data}")
+    assert said.startswith("step 6: same loss and norm bits as recorded by attempt 2\n")
+    assert mingpt.err.count("the trace of attempt 2 is damaged: in place of step 7 it has step 8\n") == 1
+    assert [row["same"] for row in mingpt.json(f"replay run --step 8 {data}")["steps"]] == [True, None, None]

@@ -82,6 +82,23 @@ def test_a_write_that_fails_is_tried_again_and_one_that_keeps_failing_is_counted
     assert store.steps() == [3, 1]
 
 
+def test_a_failure_is_told_when_no_part_is_being_written_any_more(tmp_path: Path) -> None:
+    """The next snapshot is copied into the same memory."""
+
+    class Half(Store):
+        def write_part(self, step: int, name: str, pieces: Iterable[Buffer]) -> None:
+            if name.startswith("model"):
+                raise OSError(5, "Input/output error")
+            early.append(told.wait(0.5))
+
+    told, early = threading.Event(), list[bool]()
+    failing = writer(Half(str(tmp_path)), [], lost=lambda step, in_a_row, reason: told.set())
+    failing.start(1, state_of(1))
+    with pytest.raises(SnapshotFailed):
+        failing.wait()
+    assert early == [False]
+
+
 def test_a_damaged_manifest_is_set_aside_by_whoever_comes_to_its_step(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     save(store, 3)

@@ -1,5 +1,7 @@
 """What follows from what: late commits, two starts at once, going back, and what a node's memory may bring back."""
 
+import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +14,7 @@ from mingpt.errors import Superseded
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.lineage import HotBase, Newest, overtaken, rewind, set_overtaken_aside, stale_steps
+from mingpt.snapshot.lineage import NOTE, HotBase, Newest, overtaken, rewind, set_overtaken_aside, stale_steps
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, read_newest, save, state_of
 from told import Told
@@ -263,3 +265,46 @@ def test_a_rewind_sets_all_newer_snapshots_aside_in_both_tiers(line: Line, tmp_p
     assert [file.was_rewound for file in memory.files(35)].count(True) == 1
     with pytest.raises(Superseded, match="rewound"):
         training.check()
+
+
+def _put(path: Path, what: str) -> None:
+    """Something that is no plain file in a note's place; what it leads to is a good note."""
+    good = path.rename(path.with_name("good"))
+    if what == "FIFO":
+        os.mkfifo(path)
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(good if what == "link" else "/dev/zero")
+
+
+NO_NOTES = (
+    b"", b"{", b"[]", b"{}", b"null", b"\xff", b"[" * 100_000, b" " * 2**20 + b"%b",
+    b'{"attempt": null, "step": 4, "digest": null}', b'{"attempt": true, "step": 4, "digest": null}',
+    b'{"attempt": "1", "step": 4, "digest": null}', b'{"attempt": 1.0, "step": 4, "digest": null}',
+    b'{"attempt": 1, "step": -4, "digest": null}', b'{"attempt": 1, "step": 4, "digest": 4}',
+    b'{"attempt": 1, "step": [4], "digest": null}', b'{"attempt": 1, "digest": null}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["FIFO", "socket", "folder", "link", "device", *NO_NOTES])
+def test_a_note_in_memory_that_is_none_ends_no_start(line: Line, what: str | bytes) -> None:
+    """It may be anything: what hot snapshots continue is not known then, and the durable one is taken."""
+    line.commit({4: 1})
+    save(line.memory, 6, provenance=of(1))
+    line.grew_from(4, line.newest().digest)
+    assert line.stale() == []
+    note = Path(line.memory.root, NOTE)
+    if isinstance(what, str):
+        _put(note, what)
+    else:
+        note.write_bytes(what.replace(b"%b", note.read_bytes()))
+    assert line.stale() == [6]
+    assert line.restored() == 4
+    if what != "folder":  # which no file can replace: the next attempt says so, and its memory is not used
+        save(line.memory, 6, provenance=of(1))
+        line.grew_from(4, line.newest().digest)
+        assert line.stale() == []

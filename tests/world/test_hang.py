@@ -200,3 +200,26 @@ def test_without_a_store_each_process_decides_alone(beats: Beats) -> None:
     beats.dog._talk()
     assert beats.dog.trouble == "the store is gone"
     assert beats(110)
+
+
+def test_the_watching_goes_on_where_memory_is_too_short_for_faulthandlers_thread(
+    beats: Beats, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dog, looks, beat = beats.dog, list[float](), beats.dog.beat_seconds
+
+    def no_thread(*arguments: object, **options: object) -> None:
+        beats.time.now += beat
+        if beats.time.now > 100 + 3 * beat:
+            dog.stopped.set()
+        raise RuntimeError("unable to start watchdog thread")
+
+    def hangs() -> bool:
+        looks.append(beats.time.now)
+        return False
+
+    monkeypatch.setattr("faulthandler.dump_traceback_later", no_thread)
+    monkeypatch.setattr(dog, "hangs", hangs)
+    dog.beat_seconds = 0
+    dog._watch()
+    assert len(looks) == 4
+    assert capsys.readouterr().err.count("unable to start watchdog thread") == 1
