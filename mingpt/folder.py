@@ -4,23 +4,28 @@ Most are those of a run's directory, which may be a stranger's. So on a local di
 and only plain files and folders are opened (localfile.py). Nothing is read that is larger than a run writes.
 """
 
+import asyncio
 import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from mingpt.errors import UserError
-from mingpt.localfile import Buffer, check_file, open_below, open_folder, write_below
+from mingpt.console import complain
+from mingpt.errors import Incomplete, Unreadable, UserError
+from mingpt.localfile import BROKEN, PAUSES, Buffer, check_file, open_below, open_folder, write_below
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import is_client_error, is_denied, is_local, open_fs, own_words, place
 
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
 # What is written there, besides snapshots.
 FILES = ("run-id", "micro-size", "config.yaml", "sick-hosts", "report.html")
 FOLDERS = ("attempts", "metrics", "trace", "tensorboard", "ledger", "profile", "memory")
 ANY = re.compile(".*", re.S)
+NEIGHBOURS = 5  # files that are asked for when one can't be read
+T = TypeVar("T")
 
 
 class File(NamedTuple):
@@ -63,30 +68,89 @@ class Folder:
                 self.find(name, ANY)
 
     def read(self, name: str, most: int = LARGEST) -> bytes | None:
-        """A file; None if there is none. Raises UserError for one of more than `most` bytes."""
+        """A file; None if there is none. Raises UserError for one of more than `most` bytes, and Unreadable."""
         with self.named_errors():
             try:
-                if not self.local:
-                    self.fs.invalidate_cache()
-                    return self._bounded(name, self._cat(name, self.fs.info(self.path(name))["size"], most), most)
-                with open(open_below(self.root, name), "rb") as file:
-                    return self._bounded(name, file.read(min(os.fstat(file.fileno()).st_size, most) + 1), most)
+                return self._bounded(name, self.again(lambda: self._read(name, most)), most)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            except Exception as error:
+                self.raise_unreadable(name, error)
+                raise
+
+    def _read(self, name: str, most: int) -> bytes:
+        if not self.local:
+            self.fs.invalidate_cache()
+            return self._cat(name, self.fs.info(self.path(name))["size"], most)
+        with open(open_below(self.root, name), "rb") as file:
+            return file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
+
+    def again(self, read: Callable[[], T]) -> T:
+        """What a broken disk or a store hands out, asked for again if it fails. Not of a store that does not answer at
+        all: each call has a long limit.
+        """
+        for pause in PAUSES:
+            try:
+                return read()
+            except (FileNotFoundError, PermissionError, TimeoutError, asyncio.TimeoutError):
+                raise
+            except Exception as error:
+                passing = getattr(error, "errno", None) in BROKEN if self.local else is_client_error(error)
+                if not passing:
+                    raise
+            time.sleep(pause)
+        return read()
+
+    def raise_unreadable(self, name: str, error: Exception) -> None:
+        """Raise Unreadable if a file could not be read, and others beside it can: then it is not the disk or the store
+        that has failed.
+        """
+        if self.local:
+            if isinstance(error, OSError) and error.errno in BROKEN:
+                what = f"{name}: {error.strerror}, {len(PAUSES) + 1} times: look at the disk"
+                raise Unreadable(f"{self.shown}: {what}") from error
+            return
+        if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or not is_client_error(error):
+            return
+        if any(self._answers(path) for path in self._others(name)):
+            what = f"{name} can't be read, and others in there can: {own_words(error) or error}"
+            raise Unreadable(f"{self.shown}: {what}", lasting=is_denied(error)) from error
+
+    def _others(self, name: str) -> list[str]:
+        """Paths of other files: one of each folder, from the same folder first, then from the newest steps."""
+        own, above = self.path(name), self.path(name).rpartition("/")[0]
+        try:  # `find` would crawl a web server
+            found = self.fs.ls(above, detail=False) if "http" in self.fs.protocol else self.fs.find(self.root)
+        except Exception:  # of any client: it does not answer
+            return []
+        of_folder = {path.rpartition("/")[0]: path for path in sorted(found) if path.strip("/") != own.strip("/")}
+        others = sorted(of_folder, key=lambda folder: (folder.strip("/") == above.strip("/"), folder), reverse=True)
+        return [of_folder[folder] for folder in others[:NEIGHBOURS]]
+
+    def _answers(self, path: str) -> bool:
+        try:
+            return bool(self.fs.cat_file(path, start=0, end=1))
+        except Exception:  # of any client
+            return False
 
     def read_all(self, files: Iterable[File], most: int = LARGEST) -> dict[str, bytes]:
-        """Files by name, without those that are gone. Object stores answer for many at a time."""
-        files = [*files]
-        if self.local or any(not file.size for file in files):
-            read = {file.name: self.read(file.name, most) for file in files}
-            return {name: raw for name, raw in read.items() if raw is not None}
-        with self.named_errors():
-            ends = [min(file.size or 0, most + 1) for file in files]
-            raw = self.fs.cat_ranges([self.path(f.name) for f in files], [0] * len(files), ends, on_error="return")
-            for content in raw:
-                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
-                    raise content
-        return {f.name: self._bounded(f.name, c, most) for f, c in zip(files, raw, strict=True) if isinstance(c, bytes)}
+        """Files by name, without those that are gone, and those that alone can't be read, which are named in a line.
+
+        Object stores answer for many at a time.
+        """
+        files, read = [*files], dict[str, bytes]()
+        if not self.local and all(file.size for file in files):
+            with self.named_errors():
+                ends = [min(file.size or 0, most + 1) for file in files]
+                raw = self.fs.cat_ranges([self.path(f.name) for f in files], [0] * len(files), ends, on_error="return")
+            read = {f.name: c for f, c in zip(files, raw, strict=True) if isinstance(c, bytes)}
+        for name in [file.name for file in files if file.name not in read]:
+            try:
+                if (content := self.read(name, most)) is not None:
+                    read[name] = content
+            except Unreadable as error:
+                complain(f"{error}: it is left out")
+        return {name: self._bounded(name, content, most) for name, content in read.items()}
 
     def _cat(self, name: str, size: int | None, most: int) -> bytes:
         # S3 refuses a range of an empty object, and some servers one that ends after the object.
@@ -140,8 +204,11 @@ class Folder:
         return [entry.name for entry in names]
 
     def write(self, name: str, raw: bytes, sync: bool = True) -> None:
-        """As `write_pieces`."""
+        """As `write_pieces`. Raises as `check_stored`, but with sync=False."""
         self.write_pieces(name, [raw], sync)
+        if sync and not self.local:
+            with self.named_errors():
+                self.check_stored(name)
 
     def write_pieces(self, name: str, pieces: Iterable[Buffer], sync: bool = True) -> None:
         """Write a whole file in place of the one that is there: by fsync and a rename, or by one put of a store.
@@ -155,7 +222,7 @@ class Folder:
                 self.fs.pipe_file(self.path(name), b"".join(pieces))
 
     def create(self, name: str, raw: bytes) -> bool:
-        """Write a small file. False if it is there already, as far as the store can tell."""
+        """Write a small file. False if it is there already, as far as the store can tell. Raises as `check_stored`."""
         with self.named_errors():
             try:
                 if self.local:
@@ -167,7 +234,17 @@ class Folder:
                     self.fs.pipe_file(self.path(name), raw)
             except FileExistsError:
                 return False
+            self.check_stored(name)
         return True
+
+    def check_stored(self, name: str) -> None:
+        """Raise Incomplete unless the store has what it has just taken: its presence decides something."""
+        self.fs.invalidate_cache()
+        try:
+            self.again(lambda: self.fs.info(self.path(name)))
+        except FileNotFoundError as error:
+            where = f"{self.key}={without_secrets(self.path(name))}"
+            raise Incomplete(f"{where} is not there, and the store had taken it: try again") from error
 
     def open_to_append(self, name: str) -> int:
         """The descriptor of a local file. Raises NotPlain and OSError."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mingpt.console import complain, counted, say, say_json
-from mingpt.errors import UserError
+from mingpt.errors import OF_ONE, UserError
 from mingpt.folder import Folder
 from mingpt.observe.ledger import Account
 from mingpt.redact import as_lines, without_secrets
@@ -29,7 +29,15 @@ class Node:
 def log_command(options: argparse.Namespace) -> int:
 
     runs = _runs(options.url)
-    nodes = {run: _of_run(run) for run in runs}
+    nodes = dict[Run, Node]()
+    for run in runs:
+        try:
+            nodes[run] = _of_run(run)
+        except OF_ONE as error:
+            if len(runs) == 1:
+                raise
+            what = f"{run.past.url} can't be read: {error}"
+            nodes[run] = Node(what, {"run": run.name, "dir": run.past.url, "damaged": [str(error)]})
     if options.json:
         say_json([node.about for node in nodes.values()])
         return 0
@@ -62,7 +70,7 @@ def _runs(url: str) -> list[Run]:
         for name in Folder(url, "DIR").subfolders():
             try:
                 runs.append(Run(f"{url.rstrip('/')}/{name}"))
-            except UserError as error:
+            except OF_ONE as error:
                 if "no run is there" not in str(error):  # the others are shown
                     complain(str(error))
         if not runs:
@@ -80,6 +88,7 @@ def _of_run(run: Run) -> Node:
     attempts = [_of_attempt(run, a, there, aside) for a in run.attempts]
     known = {a.attempt for a in run.attempts}
     first = [_of_snapshot(m) for m in there if m.attempt not in known]
+    damaged = [Node(f"step {step:,}: DAMAGED: {problem}") for step, problem in run.past.damaged]
     about = {
         "run": run.name,
         "dir": run.past.url,
@@ -87,8 +96,9 @@ def _of_run(run: Run) -> Node:
         "parent": asdict(parent) if parent else None,
         "snapshots": [node.about for node in first],
         "attempts": [node.about for node in attempts],
+        "damaged": [node.text for node in damaged],
     }
-    return Node(text, about, [*first, *attempts])
+    return Node(text, about, [*damaged, *first, *attempts])
 
 
 def _of_snapshot(manifest: Any) -> Node:

@@ -12,7 +12,7 @@ from mingpt.command import Unfit
 from mingpt.config.keys import declared, leaves
 from mingpt.config.schema import Schedule, Snapshot
 from mingpt.console import columns, counted, say, say_json
-from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
+from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
 from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.format import MANIFEST, Manifest
@@ -171,7 +171,8 @@ def list_command(options: Options) -> int:
         entries = [_inspect(found.store, step) for step in found.steps]
     except UserError:
         if options.step is None:  # a folder of runs?
-            runs = {name: _inspect(s, steps[0]) for name, s in runs_below(options.url) if (steps := s.steps())}
+            found_runs = ((name, _newest(below)) for name, below in runs_below(options.url))
+            runs = {name: entry for name, entry in found_runs if entry}
         if not runs:
             raise
         entries = [*runs.values()]
@@ -182,6 +183,14 @@ def list_command(options: Options) -> int:
     else:
         say(as_lines(columns([TITLES, *map(_row, entries)])))
     return int(any(e.state == DAMAGED for e in entries))
+
+
+def _newest(store: Store) -> Entry | None:
+    """Of a run, one of many; None: there is no snapshot."""
+    try:
+        return _inspect(store, steps[0]) if (steps := store.steps()) else None
+    except OF_ONE as error:
+        return Entry(0, DAMAGED, str(error))  # its step is not known
 
 
 def verify_command(options: Options) -> int:

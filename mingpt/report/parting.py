@@ -9,6 +9,7 @@ import torch
 
 from mingpt.compute.numerics import changes
 from mingpt.config.affecting import settings
+from mingpt.console import complain
 from mingpt.errors import UserError
 from mingpt.history.history import History, numerics_of
 from mingpt.observe.trace import RECORD, Records
@@ -54,6 +55,8 @@ def side(url: str, step: int | None = None, attempt: int | None = None) -> Side:
     """A run, of it one snapshot, or one attempt. Raises UserError if there is nothing of that."""
     past = History.open(url, attempt)
     if attempt is not None:  # with its snapshots that were set aside because a rewind or another attempt came
+        for at, problem in past.damaged:
+            complain(f"{past.url}: step {at} is left out: {problem}")
         every = [*past.set_aside(overtaken=True), *past.manifests.values()]
         return Side(past, {m.step: m for m in every if m.attempt == attempt}, past.trace.get(attempt, NO_RECORDS))
     kept = np.concatenate([NO_RECORDS, *past.kept_trace.values()])

@@ -7,8 +7,8 @@ from typing import Any
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
 from mingpt.config.stored import is_below
-from mingpt.console import columns
-from mingpt.errors import UserError
+from mingpt.console import columns, complain
+from mingpt.errors import OF_ONE, Unreadable, UserError
 from mingpt.folder import Folder
 from mingpt.history.history import History
 from mingpt.redact import as_lines, without_secrets
@@ -22,7 +22,12 @@ def runs_in(folder: str) -> dict[str, dict[str, Any]]:
     found = dict[str, dict[str, Any]]()
     for name in Folder(folder, "DIR").subfolders():
         with suppress(UserError):  # a link: it is none of these runs
-            if config := read_config(f"{folder.rstrip('/')}/{name}"):
+            try:
+                config = read_config(f"{folder.rstrip('/')}/{name}")
+            except Unreadable as error:
+                complain(str(error))
+                config = {}
+            if config is not None:
                 found[name] = config
     return found
 
@@ -40,7 +45,14 @@ def rows(folder: str) -> list[dict[str, Any]]:
 
 
 def _went(run_dir: str) -> dict[str, Any]:
-    past = History(run_dir)
+    try:
+        return _told(History(run_dir))
+    except OF_ONE as error:
+        complain(f"{without_secrets(run_dir)}: {error}")
+        return {"state": "can't be read"} | dict.fromkeys(COLUMNS[1:])
+
+
+def _told(past: History) -> dict[str, Any]:
     booked = past.accounts
     state = (booked[-1].end or "running, or killed") if booked else "not started"
     step = max((account.step for account in booked), default=0)

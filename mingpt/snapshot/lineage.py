@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mingpt.config.affecting import settings
-from mingpt.errors import Damaged, OtherFormat, UserError
+from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.localfile import write_whole
 from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
@@ -205,15 +205,19 @@ def _set_aside(
                 log(f"step {newer}: set aside (its manifest is now {tier.folder_url(newer)}/{name})")
 
 
-def rewound(store: Store, step: int, overtaken: bool = False) -> Iterator[tuple[str, Manifest]]:
-    """The snapshots of a step that a rewind has set aside: the manifest's name now, and what it says.
+def rewound(store: Store, step: int, overtaken: bool = False) -> Iterator[tuple[str, Manifest | Exception]]:
+    """The snapshots of a step that a rewind has set aside: the manifest's name now, and what it says, or what is wrong
+    with it.
 
     overtaken: those of overtaken attempts, too.
     """
     for file in store.files(step):
         aside = file.was_rewound or (overtaken and file.is_set_aside and not file.was_damaged)
         if aside and file.size is not None:  # else a link
-            yield file.name, read_manifest(store, step, file.name)
+            try:
+                yield file.name, read_manifest(store, step, file.name)
+            except (Damaged, OtherFormat, Unreadable) as problem:
+                yield file.name, problem
 
 
 def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -> None:
@@ -268,12 +272,14 @@ def _left_by(
     for step in [step for step in store.folders() if step > claims[number].from_step]:
         try:
             for name, manifest in rewound(store, step):
-                if is_on(line, manifest):
+                if isinstance(manifest, Exception):
+                    log(f"step {step}: {name} can't be brought back: {manifest}")
+                elif is_on(line, manifest):
                     for part, info in manifest.parts.items():
                         store.check_size(step, part, info.size)
                     found[step] = name, manifest
                     break
-        except (Damaged, OtherFormat) as problem:
+        except (Damaged, Unreadable) as problem:
             log(f"step {step}: can't be brought back: {problem}")
     return found
 

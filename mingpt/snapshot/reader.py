@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verifi
 from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import METRICS, SNAPSHOTS, STEP_FOLDER, Store
 
+T = TypeVar("T")
 Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
 PARALLEL_PARTS = 4  # hashing and waiting for a store both release the GIL
 
@@ -34,7 +36,7 @@ def read_manifest(store: Store, step: int, name: str = MANIFEST) -> Manifest:
     """
     with store.named_errors():
         try:
-            manifest = decode_manifest(store.read_manifest(step, name))
+            manifest = _twice(store, lambda: decode_manifest(store.read_manifest(step, name)))
         except OtherFormat as error:
             raise OtherFormat(
                 f"{store.shown}: the snapshot of step {step} has {error}: use the version "
@@ -43,6 +45,14 @@ def read_manifest(store: Store, step: int, name: str = MANIFEST) -> Manifest:
     if manifest.step != step:
         raise Damaged(f"the manifest is that of step {manifest.step}")
     return manifest
+
+
+def _twice(store: Store, read: Callable[[], T]) -> T:
+    """What comes from a store damaged is read once more: a bit may have flipped on the way."""
+    if not store.local:
+        with suppress(Damaged):
+            return read()
+    return read()
 
 
 def manifest_or_none(store: Store, step: int) -> Manifest | None:
@@ -72,10 +82,13 @@ def read_parts(
             raw = store.read_part(manifest.step, name, manifest.parts[name].size)
         return raw, decode_part(manifest, name, raw)
 
+    def read_good(name: str) -> Part:
+        return _twice(store, lambda: read_one(name))
+
     with ThreadPoolExecutor(ahead) as pool:
         pending = deque[tuple[str, Future[Part]]]()
         for name in names:
-            pending.append((name, pool.submit(read_one, name)))
+            pending.append((name, pool.submit(read_good, name)))
             if len(pending) == ahead:
                 first, reading = pending.popleft()
                 yield first, reading.result()
@@ -91,8 +104,11 @@ def verify(store: Store, step: int) -> Manifest:
         for _ in verified_pieces(store, manifest, name):
             pass
 
+    def verify_good(name: str) -> None:
+        _twice(store, lambda: verify_one(name))
+
     with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
-        for _ in pool.map(verify_one, sorted(manifest.parts)):
+        for _ in pool.map(verify_good, sorted(manifest.parts)):
             pass
     return manifest
 

@@ -42,8 +42,8 @@ def restore(
     snapshot; if None is returned, what was put before is of a damaged one.
 
     A damaged snapshot is set aside and logged, and the next older one is tried. newest: the newest durable snapshot;
-    hot snapshots that do not continue it are removed. Raises UserError in all processes if one of them has met one, and
-    TransientError if snapshots are there and none can be read.
+    hot snapshots that do not continue it are removed. Raises UserError in all processes if one of them has met one, or
+    if the store refuses all snapshots that are there, and TransientError if none can be read for another reason.
     """
     durable_steps: list[int] = world.run_on_main(durable.steps)
     if hot and world.local_rank == 0:
@@ -54,13 +54,15 @@ def restore(
             )
             hot.delete(stale)
     world.barrier()
-    unreadable: set[int] = set()  # these stay where they are
+    unreadable = dict[int, _Finding]()  # these stay where they are
     while True:
         own = [step for step in hot.steps() if step not in unreadable] if hot else []
         hot_steps = [set(steps) for steps in world.gather(own)]
         step = max([*durable_steps, *(s for steps in hot_steps for s in steps)], default=None)
         if step is None and unreadable:
-            raise TransientError(f"{durable.shown}: no snapshot can be read: look at the disk, and try again")
+            last = unreadable[max(unreadable)]
+            kind = UserError if all(found.lasting for found in unreadable.values()) else TransientError
+            raise kind(f"{durable.shown}: no snapshot can be read: {last.unreadable}")
         if step is None:
             return None
         # The hot tier first: it costs no traffic of the durable store.
@@ -69,11 +71,12 @@ def restore(
         found = _read_together(store, step, holders or list(range(world.size)), world, take)
         if isinstance(found, Restored):
             return found
-        if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
-            unreadable.add(step)
+        if problem := next((finding for finding in found if finding.unreadable), None):
+            unreadable[step] = problem
             durable_steps = [s for s in durable_steps if s != step]
             if world.is_main:
-                log(f"UNREADABLE SNAPSHOT of step {step}: {problem}. It stays as it is; trying the next older one.")
+                what = f"UNREADABLE SNAPSHOT of step {step}: {problem.unreadable}"
+                log(f"{what}. It stays as it is; trying the next older one.")
             continue
         finders = [rank for rank, finding in enumerate(found) if finding.damage]
         if not holders:
@@ -100,6 +103,7 @@ class _Finding:
     digest: str | None = None
     damage: str | None = None
     unreadable: str | None = None
+    lasting: bool = False  # see Unreadable
     problems: tuple[str, ...] = ()  # of a UserError
 
 
@@ -110,7 +114,7 @@ def _find(world: World, act: Callable[[], str | None]) -> list[_Finding]:
     except Damaged as error:
         finding = _Finding(damage=str(error))
     except Unreadable as error:
-        finding = _Finding(unreadable=str(error))
+        finding = _Finding(unreadable=str(error), lasting=error.lasting)
     except UserError as error:
         finding = _Finding(problems=error.problems)
     findings = [_Finding(**other) for other in world.gather(asdict(finding))]
