@@ -43,14 +43,7 @@ class Damaged(Exception):
 
 
 class Unreadable(TransientError):
-    """A disk or a store fails to hand out one file, also after retries. The snapshot may be good, or damaged.
-
-    lasting: no retry can help; the store refuses this one.
-    """
-
-    def __init__(self, what: str, lasting: bool = False) -> None:
-        super().__init__(what)
-        self.lasting = lasting
+    """A disk or a store fails to hand out one file, also after retries. The snapshot may be good, or damaged."""
 
 
 class OtherFormat(UserError):

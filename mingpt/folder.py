@@ -4,10 +4,8 @@ Most are those of a run's directory, which may be a stranger's. So on a local di
 and only plain files and folders are opened (localfile.py). Nothing is read that is larger than a run writes.
 """
 
-import asyncio
 import os
 import re
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -15,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from mingpt.console import complain
 from mingpt.errors import Incomplete, Unreadable, UserError
-from mingpt.localfile import BROKEN, PAUSES, Buffer, check_file, open_below, open_folder, write_below
+from mingpt.localfile import PAUSES, Buffer, again, check_file, is_broken, open_below, open_folder, write_below
 from mingpt.redact import without_secrets
-from mingpt.storage import is_client_error, is_denied, is_local, open_fs, own_words, place
+from mingpt.storage import is_denied, is_local, may_pass, open_fs, own_words, place
 
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
 # What is written there, besides snapshots.
@@ -89,49 +87,29 @@ class Folder:
         """What a broken disk or a store hands out, asked for again if it fails. Not of a store that does not answer at
         all: each call has a long limit.
         """
-        for pause in PAUSES:
-            try:
-                return read()
-            except (FileNotFoundError, PermissionError, TimeoutError, asyncio.TimeoutError):
-                raise
-            except Exception as error:
-                passing = getattr(error, "errno", None) in BROKEN if self.local else is_client_error(error)
-                if not passing:
-                    raise
-            time.sleep(pause)
-        return read()
+        return again(read, is_broken if self.local else may_pass)
 
     def raise_unreadable(self, name: str, error: Exception) -> None:
         """Raise Unreadable if a file could not be read, and others beside it can: then it is not the disk or the store
         that has failed.
         """
         if self.local:
-            if isinstance(error, OSError) and error.errno in BROKEN:
-                what = f"{name}: {error.strerror}, {len(PAUSES) + 1} times: look at the disk"
-                raise Unreadable(f"{self.shown}: {what}") from error
-            return
-        if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or not is_client_error(error):
-            return
-        if any(self._answers(path) for path in self._others(name)):
-            what = f"{name} can't be read, and others in there can: {own_words(error) or error}"
-            raise Unreadable(f"{self.shown}: {what}", lasting=is_denied(error)) from error
+            alone, why = is_broken(error), f"{error}, {len(PAUSES) + 1} times: look at the disk"
+        else:
+            alone = (is_denied(error) or may_pass(error)) and self._others_answer(name)
+            why = f"others in there can be read: {own_words(error) or error}"
+        if alone:
+            raise Unreadable(f"{self.shown}: {name}: {why}") from error
 
-    def _others(self, name: str) -> list[str]:
-        """Paths of other files: one of each folder, from the same folder first, then from the newest steps."""
-        own, above = self.path(name), self.path(name).rpartition("/")[0]
-        try:  # `find` would crawl a web server
-            found = self.fs.ls(above, detail=False) if "http" in self.fs.protocol else self.fs.find(self.root)
-        except Exception:  # of any client: it does not answer
-            return []
-        of_folder = {path.rpartition("/")[0]: path for path in sorted(found) if path.strip("/") != own.strip("/")}
-        others = sorted(of_folder, key=lambda folder: (folder.strip("/") == above.strip("/"), folder), reverse=True)
-        return [of_folder[folder] for folder in others[:NEIGHBOURS]]
-
-    def _answers(self, path: str) -> bool:
-        try:
-            return bool(self.fs.cat_file(path, start=0, end=1))
-        except Exception:  # of any client
-            return False
+    def _others_answer(self, name: str) -> bool:
+        """Whether another file can be read: one of those of the last folders, which are the newest steps'."""
+        own = self.path(name).lstrip("/")
+        with suppress(Exception):  # of any client: it does not answer
+            found = {p.rpartition("/")[0]: p for p in sorted(self.fs.find(self.root)) if p.lstrip("/") != own}
+            paths = [*found.values()][-NEIGHBOURS:]
+            raw = self.fs.cat_ranges(paths, [0] * len(paths), [1] * len(paths), on_error="return")
+            return any(isinstance(content, bytes) for content in raw)
+        return False
 
     def read_all(self, files: Iterable[File], most: int = LARGEST) -> dict[str, bytes]:
         """Files by name, without those that are gone, and those that alone can't be read, which are named in a line.
@@ -240,11 +218,8 @@ class Folder:
     def check_stored(self, name: str) -> None:
         """Raise Incomplete unless the store has what it has just taken: its presence decides something."""
         self.fs.invalidate_cache()
-        try:
-            self.again(lambda: self.fs.info(self.path(name)))
-        except FileNotFoundError as error:
-            where = f"{self.key}={without_secrets(self.path(name))}"
-            raise Incomplete(f"{where} is not there, and the store had taken it: try again") from error
+        if not self.fs.exists(path := self.path(name)):
+            raise Incomplete(f"{self.key}={without_secrets(path)} is not there, and the store had taken it: try again")
 
     def open_to_append(self, name: str) -> int:
         """The descriptor of a local file. Raises NotPlain and OSError."""

@@ -39,17 +39,19 @@ S3_ENDPOINTS = {
 
 CLIENTS = {
     "adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "httpx", "httpx2",
-    "huggingface_hub", "s3fs",
+    "huggingface_hub", "s3fs", "zlib",
 }  # fmt: skip
 # The clients' errors for which a retry is useless. (Not CredentialRetrievalError: a metadata server may be busy.)
 NO_CREDENTIALS = re.compile(r"(No|Partial|Default)Credentials|ClientAuthentication|ProfileNotFound")
 # A store's words for a refusal that passes: a new process reads new credentials, and sends the bytes again. S3 answers
 # a HEAD without words: an expired token is a bare 400. The last two are about tokens, too: Azure's and Google's.
 PASSING = re.compile(
-    r"expired|TokenRefreshRequired|InvalidToken|BadDigest|SHA256Mismatch|IncompleteBody|^400: Bad Request$|"
-    r"not valid in the specified time frame|Invalid Credentials",
+    r"expired|TokenRefreshRequired|InvalidToken|BadDigest|SHA256Mismatch|IncompleteBody|\(400\)|"
+    r"not valid in the specified time frame|Invalid Credentials, 401",
     re.I,
 )
+FORBIDDEN = "Forbidden: "  # gcsfs has an OSError that begins with it
+SILENT = (TimeoutError, asyncio.TimeoutError)  # Python 3.10: two classes
 # What clients call it if the bytes that came are not those that were stored.
 MISMATCH = re.compile(r"ChecksumError|ContentEncodingError|^zlib\.")
 LIMIT, LIMIT_SECONDS = "MINGPT_STORE_SECONDS", 600.0  # environment variable, and its default
@@ -216,24 +218,27 @@ def place(key: str, url: str) -> Iterator[None]:
 
 
 def _meant(shown: str, url: str, error: Exception) -> Exception | None:
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):  # Python 3.10: two classes
+    if isinstance(error, SILENT):
         return TransientError(
             f"{shown}: no answer within {limit_seconds():g} s: look at the network and the address; {LIMIT} in the "
             f"environment sets another limit"
         )
-    words, cause = own_words(error), error.__cause__
+    words, cause = own_words(error), error.__cause__ if isinstance(error.__cause__, Exception) else error
+    package = _package(cause)
     if isinstance(error, FileNotFoundError):
         # fsspec's HTTP client raises this also for a server that it can't reach. Then the cause is aiohttp's error, or
         # a TimeoutError after aiohttp's own limit of five minutes.
-        silent = isinstance(cause, (TimeoutError, asyncio.TimeoutError))
-        theirs = isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
-        hubs = isinstance(cause, Exception) and _package(cause) in ("httpx", "httpx2", "huggingface_hub")
-        if isinstance(cause, Exception) and (silent or theirs or hubs):
+        web = package == "aiohttp" and _status(cause) not in (404, 410)
+        hubs = package in ("httpx", "httpx2", "huggingface_hub")
+        if cause is not error and (web or hubs or isinstance(cause, SILENT)):
             return _of_client(shown, cause)
         return UserError(_missing(shown, words) + fetch_it(url))
-    if words and PASSING.search(words):
+    # adlfs wraps some of its client's errors into a RuntimeError or a ValueError.
+    if isinstance(error, (RuntimeError, ValueError)) and package in CLIENTS:
+        return _meant(shown, url, cause)
+    if PASSING.search(words):
         return _unavailable(shown, error)
-    if is_denied(error):
+    if isinstance(error, PermissionError) or words.startswith(FORBIDDEN):
         return UserError(_denied(shown, words))
     if isinstance(error, OSError) and _package(error) != "huggingface_hub":
         if error.errno in FULL:
@@ -243,48 +248,41 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
         return _unavailable(shown, error)
     if isinstance(error, NotImplementedError):
         return UserError(_read_only(shown))
-    if re.match("Bad Request: ", str(error)):  # gcsfs has a ValueError for what Google calls invalid
+    if str(error).startswith("Bad Request: "):  # gcsfs has a ValueError for what Google calls invalid
         return UserError(f"{shown}: {_one_line(error)}: check the spelling, or choose another place")
-    # The clients' own errors are not OSErrors. adlfs wraps some of them into a RuntimeError or a ValueError.
-    if isinstance(error, (RuntimeError, ValueError)) and isinstance(cause, Exception) and _package(cause) in CLIENTS:
-        return _of_client(shown, cause)
+    # The clients' own errors are not OSErrors.
     return _of_client(shown, error) if _package(error) in CLIENTS else None
 
 
 def is_denied(error: Exception) -> bool:
-    """Whether a disk or a store refuses what was asked of it. gcsfs has an OSError for that."""
-    return isinstance(error, PermissionError) or str(error).startswith("Forbidden: ") or _status(error) in (401, 403)
+    """Whether a disk or a store refuses what was asked of it."""
+    return isinstance(error, PermissionError) or str(error).startswith(FORBIDDEN) or _status(error) in (401, 403)
 
 
 def is_mismatch(error: Exception) -> bool:
     """Whether a client has found that the bytes that came are not those that were stored."""
-    names = (f"{type(e).__module__}.{type(e).__name__}" for e in (error, error.__cause__) if e)
-    return any(MISMATCH.search(name) for name in names)
+    return MISMATCH.search(f"{_package(error)}.{type(error).__name__}") is not None
 
 
 def own_words(error: Exception) -> str:
     """What a store itself says of an error, in one line without secrets; "" if it has said nothing.
 
-    s3fs makes OSErrors of what S3 answers, and sometimes only its context tells of that.
+    s3fs makes OSErrors of what S3 answers, and sometimes only their context tells of that.
     """
-    for found in (error, error.__cause__, error.__context__):
-        answer = getattr(found, "response", None)
-        if isinstance(answer, dict) and isinstance(told := answer.get("Error"), dict):  # botocore's
-            return _one_line(f"{told.get('Code', '')}: {told.get('Message', '')}")
-    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-    theirs = next((e for e in (error, cause) if _package(e) in CLIENTS), None)
-    return _one_line(theirs or error) if theirs or str(error).startswith("Forbidden: ") else ""
+    if str(error).startswith(FORBIDDEN):
+        return _one_line(error)
+    chain = (error, error.__cause__, error.__context__)
+    return _one_line(next((e for e in chain if isinstance(e, Exception) and _package(e) in CLIENTS), ""))
 
 
 def _one_line(what: object) -> str:
-    """Azure's last lines are the time and the number of the request."""
-    lines = (line.strip() for line in str(without_secrets(str(what))).splitlines())
-    return printable("; ".join(line for line in lines if line and not re.match("RequestId:|Time:", line)))
+    return printable("; ".join(str(without_secrets(str(what).strip())).splitlines()))
 
 
-def is_client_error(error: Exception) -> bool:
-    """Whether a disk, a store or its client has failed, and not this program."""
-    return isinstance(error, OSError) or _package(error) in CLIENTS or is_mismatch(error)
+def may_pass(error: Exception) -> bool:
+    """Whether a store may answer the next try. Not one that has kept silent for as long as a call may take."""
+    lasting = isinstance(error, (FileNotFoundError, *SILENT)) or is_denied(error)
+    return not lasting and (isinstance(error, OSError) or _package(error) in CLIENTS)
 
 
 def unread(error: Exception) -> bool:
@@ -309,16 +307,13 @@ def _of_client(shown: str, error: Exception) -> UserError | TransientError:
         return UserError(f"{shown}: gated: accept its terms on its page, and set HF_TOKEN in the environment")
     if name == "OfflineModeIsEnabled":
         return UserError(f"{shown}: not in the cache, and HF_HUB_OFFLINE is set: unset it once, or `hf download` it")
-    words = own_words(error)
-    if PASSING.search(words):
-        return _unavailable(shown, error)
-    if is_denied(error) or NO_CREDENTIALS.search(type(error).__name__):
-        return UserError(_denied(shown, words))
-    if type(error).__name__ == "ResourceNotFoundError":  # Azure's, for a container
-        return UserError(_missing(shown, words))
+    if is_denied(error) or NO_CREDENTIALS.search(name):
+        return UserError(_denied(shown, own_words(error)))
+    if name == "ResourceNotFoundError":  # Azure's, for a container
+        return UserError(_missing(shown, own_words(error)))
     if _status(error) in (405, 501):  # a web server that does not support PUT
         return UserError(_read_only(shown))
-    if re.match(r"InvalidU(rl|RL)|HFValidation", type(error).__name__):
+    if re.match(r"InvalidU(rl|RL)|HFValidation", name):
         return UserError(f"{shown}: this is not a valid address: check the spelling")
     return _unavailable(shown, error)
 

@@ -29,15 +29,7 @@ class Node:
 def log_command(options: argparse.Namespace) -> int:
 
     runs = _runs(options.url)
-    nodes = dict[Run, Node]()
-    for run in runs:
-        try:
-            nodes[run] = _of_run(run)
-        except OF_ONE as error:
-            if len(runs) == 1:
-                raise
-            what = f"{run.past.url} can't be read: {error}"
-            nodes[run] = Node(what, {"run": run.name, "dir": run.past.url, "damaged": [str(error)]})
+    nodes = {run: _of_run(run) for run in runs}
     if options.json:
         say_json([node.about for node in nodes.values()])
         return 0
@@ -88,7 +80,6 @@ def _of_run(run: Run) -> Node:
     attempts = [_of_attempt(run, a, there, aside) for a in run.attempts]
     known = {a.attempt for a in run.attempts}
     first = [_of_snapshot(m) for m in there if m.attempt not in known]
-    damaged = [Node(f"step {step:,}: DAMAGED: {problem}") for step, problem in run.past.damaged]
     about = {
         "run": run.name,
         "dir": run.past.url,
@@ -96,9 +87,9 @@ def _of_run(run: Run) -> Node:
         "parent": asdict(parent) if parent else None,
         "snapshots": [node.about for node in first],
         "attempts": [node.about for node in attempts],
-        "damaged": [node.text for node in damaged],
+        "damaged": run.past.damaged,
     }
-    return Node(text, about, [*damaged, *first, *attempts])
+    return Node(text, about, [*map(Node, run.past.damaged), *first, *attempts])
 
 
 def _of_snapshot(manifest: Any) -> Node:

@@ -65,7 +65,8 @@ def _inspect(store: Store, step: int) -> Entry:
     age = _age_seconds(files)
     try:
         manifest = read_manifest(store, step)
-        _check_sizes(store, manifest, {f.name: f.size for f in files})
+        with store.named_errors():
+            store.check_sizes(step, {name: part.size for name, part in manifest.parts.items()})
     except OtherFormat as error:
         return Entry(step, OTHER, str(error.__cause__), age, size)  # the cause leaves out the place
     except (Damaged, Unreadable) as error:
@@ -96,14 +97,6 @@ def _age_seconds(files: list[File]) -> float | None:
     times = [f.modified for f in files if f.name == MANIFEST] or [f.modified for f in files]
     known = [t for t in times if t is not None]
     return max(0.0, time.time() - max(known)) if known else None
-
-
-def _check_sizes(store: Store, manifest: Manifest, listed: dict[str, int | None]) -> None:
-    """Raises Damaged. A web server's listing has no sizes, or no files: a file that it does not show is asked for."""
-    with store.named_errors():
-        for name, part in manifest.parts.items():
-            if listed.get(name) != part.size:
-                store.check_size(manifest.step, name, part.size)
 
 
 def _age(seconds: float | None) -> str:

@@ -75,8 +75,8 @@ class History:
         self.url, self.attempt = without_secrets(self.folder), attempt
         self.store = Store(snapshots or f"{self.folder}/{SNAPSHOTS}", "--snapshots" if snapshots else "RUN")
         self.steps = sorted(self.store.steps())
+        self.damaged = list[str]()  # of the manifests that were read: which ones are bad, and why
         self._manifests: dict[int, Manifest | None] = {}
-        self._problems: dict[int, Exception] = {}
 
     @classmethod
     def open(cls, url: str, attempt: int | None = None, snapshots: str | None = None) -> "History":
@@ -99,7 +99,7 @@ class History:
             try:
                 self._manifests[step] = read_manifest(self.store, step)
             except OF_ONE as problem:
-                self._problems[step] = problem
+                self.damaged.append(f"step {step}: DAMAGED: {problem}")
         return self._manifests[step]
 
     @cached_property
@@ -114,20 +114,8 @@ class History:
 
     def set_aside(self, overtaken: bool = False) -> list[Manifest]:
         """The snapshots that a rewind has set aside. overtaken: those of overtaken attempts, too."""
-        found = (m for step in sorted(self.store.folders()) for _, m in rewound(self.store, step, overtaken))
-        return [manifest for manifest in found if isinstance(manifest, Manifest)]
-
-    @cached_property
-    def damaged(self) -> list[tuple[int, str]]:
-        """The steps of snapshots that can't be read, also of some that were set aside, and what is wrong with each."""
-        _ = self.manifests
-        aside = [
-            (step, f"set aside as {name}: {problem}")
-            for step in sorted(self.store.folders())
-            for name, problem in rewound(self.store, step, overtaken=True)
-            if isinstance(problem, Exception)
-        ]
-        return [*((step, str(problem)) for step, problem in sorted(self._problems.items())), *aside]
+        folders = sorted(self.store.folders())
+        return [m for step in folders for _, m in rewound(self.store, step, self.damaged.append, overtaken)]
 
     @cached_property
     def entries(self) -> dict[int, dict[str, Any]]:

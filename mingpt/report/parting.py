@@ -55,9 +55,9 @@ def side(url: str, step: int | None = None, attempt: int | None = None) -> Side:
     """A run, of it one snapshot, or one attempt. Raises UserError if there is nothing of that."""
     past = History.open(url, attempt)
     if attempt is not None:  # with its snapshots that were set aside because a rewind or another attempt came
-        for at, problem in past.damaged:
-            complain(f"{past.url}: step {at} is left out: {problem}")
         every = [*past.set_aside(overtaken=True), *past.manifests.values()]
+        for problem in past.damaged:
+            complain(f"{past.url}: {problem}")
         return Side(past, {m.step: m for m in every if m.attempt == attempt}, past.trace.get(attempt, NO_RECORDS))
     kept = np.concatenate([NO_RECORDS, *past.kept_trace.values()])
     trace = kept[np.argsort(kept["step"], kind="stable")]

@@ -205,11 +205,12 @@ def _set_aside(
                 log(f"step {newer}: set aside (its manifest is now {tier.folder_url(newer)}/{name})")
 
 
-def rewound(store: Store, step: int, overtaken: bool = False) -> Iterator[tuple[str, Manifest | Exception]]:
-    """The snapshots of a step that a rewind has set aside: the manifest's name now, and what it says, or what is wrong
-    with it.
+def rewound(
+    store: Store, step: int, bad: Callable[[str], object], overtaken: bool = False
+) -> Iterator[tuple[str, Manifest]]:
+    """The snapshots of a step that a rewind has set aside: the manifest's name now, and what it says.
 
-    overtaken: those of overtaken attempts, too.
+    bad: told of each that can't be read. overtaken: those of overtaken attempts, too.
     """
     for file in store.files(step):
         aside = file.was_rewound or (overtaken and file.is_set_aside and not file.was_damaged)
@@ -217,7 +218,7 @@ def rewound(store: Store, step: int, overtaken: bool = False) -> Iterator[tuple[
             try:
                 yield file.name, read_manifest(store, step, file.name)
             except (Damaged, OtherFormat, Unreadable) as problem:
-                yield file.name, problem
+                bad(f"step {step}: DAMAGED, set aside as {file.name}: {problem}")
 
 
 def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -> None:
@@ -271,10 +272,8 @@ def _left_by(
     line, found = line_of(claims, number - 1), dict[int, tuple[str, Manifest]]()
     for step in [step for step in store.folders() if step > claims[number].from_step]:
         try:
-            for name, manifest in rewound(store, step):
-                if isinstance(manifest, Exception):
-                    log(f"step {step}: {name} can't be brought back: {manifest}")
-                elif is_on(line, manifest):
+            for name, manifest in rewound(store, step, log):
+                if is_on(line, manifest):
                     for part, info in manifest.parts.items():
                         store.check_size(step, part, info.size)
                     found[step] = name, manifest

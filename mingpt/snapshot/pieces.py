@@ -65,4 +65,5 @@ def _ranges(folder: Folder, name: str, starts: range, size: int) -> Iterator[mem
                 raise OSError(f"{name}: {len(piece)} bytes came in place of {end - start}")
         return [*pieces]
 
-    yield from map(memoryview, folder.again(read))
+    for piece in folder.again(read):
+        yield memoryview(piece)

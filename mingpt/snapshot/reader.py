@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
@@ -36,7 +37,7 @@ def read_manifest(store: Store, step: int, name: str = MANIFEST) -> Manifest:
     """
     with store.named_errors():
         try:
-            manifest = _twice(store, lambda: decode_manifest(store.read_manifest(step, name)))
+            manifest = _twice(store, lambda file: decode_manifest(store.read_manifest(step, file)), name)
         except OtherFormat as error:
             raise OtherFormat(
                 f"{store.shown}: the snapshot of step {step} has {error}: use the version "
@@ -47,12 +48,12 @@ def read_manifest(store: Store, step: int, name: str = MANIFEST) -> Manifest:
     return manifest
 
 
-def _twice(store: Store, read: Callable[[], T]) -> T:
+def _twice(store: Store, read: Callable[[str], T], name: str) -> T:
     """What comes from a store damaged is read once more: a bit may have flipped on the way."""
     if not store.local:
         with suppress(Damaged):
-            return read()
-    return read()
+            return read(name)
+    return read(name)
 
 
 def manifest_or_none(store: Store, step: int) -> Manifest | None:
@@ -82,13 +83,10 @@ def read_parts(
             raw = store.read_part(manifest.step, name, manifest.parts[name].size)
         return raw, decode_part(manifest, name, raw)
 
-    def read_good(name: str) -> Part:
-        return _twice(store, lambda: read_one(name))
-
     with ThreadPoolExecutor(ahead) as pool:
         pending = deque[tuple[str, Future[Part]]]()
         for name in names:
-            pending.append((name, pool.submit(read_good, name)))
+            pending.append((name, pool.submit(_twice, store, read_one, name)))
             if len(pending) == ahead:
                 first, reading = pending.popleft()
                 yield first, reading.result()
@@ -104,11 +102,8 @@ def verify(store: Store, step: int) -> Manifest:
         for _ in verified_pieces(store, manifest, name):
             pass
 
-    def verify_good(name: str) -> None:
-        _twice(store, lambda: verify_one(name))
-
     with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
-        for _ in pool.map(verify_good, sorted(manifest.parts)):
+        for _ in pool.map(partial(_twice, store, verify_one), sorted(manifest.parts)):
             pass
     return manifest
 

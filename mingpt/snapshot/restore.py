@@ -42,8 +42,8 @@ def restore(
     snapshot; if None is returned, what was put before is of a damaged one.
 
     A damaged snapshot is set aside and logged, and the next older one is tried. newest: the newest durable snapshot;
-    hot snapshots that do not continue it are removed. Raises UserError in all processes if one of them has met one, or
-    if the store refuses all snapshots that are there, and TransientError if none can be read for another reason.
+    hot snapshots that do not continue it are removed. Raises UserError in all processes if one of them has met one, and
+    TransientError if snapshots are there and none can be read.
     """
     durable_steps: list[int] = world.run_on_main(durable.steps)
     if hot and world.local_rank == 0:
@@ -54,15 +54,13 @@ def restore(
             )
             hot.delete(stale)
     world.barrier()
-    unreadable = dict[int, _Finding]()  # these stay where they are
+    unreadable = dict[int, str]()  # these stay where they are; why
     while True:
         own = [step for step in hot.steps() if step not in unreadable] if hot else []
         hot_steps = [set(steps) for steps in world.gather(own)]
         step = max([*durable_steps, *(s for steps in hot_steps for s in steps)], default=None)
         if step is None and unreadable:
-            last = unreadable[max(unreadable)]
-            kind = UserError if all(found.lasting for found in unreadable.values()) else TransientError
-            raise kind(f"{durable.shown}: no snapshot can be read: {last.unreadable}")
+            raise TransientError(f"{durable.shown}: no snapshot can be read: {unreadable[max(unreadable)]}")
         if step is None:
             return None
         # The hot tier first: it costs no traffic of the durable store.
@@ -71,11 +69,11 @@ def restore(
         found = _read_together(store, step, holders or list(range(world.size)), world, take)
         if isinstance(found, Restored):
             return found
-        if problem := next((finding for finding in found if finding.unreadable), None):
+        if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
             unreadable[step] = problem
             durable_steps = [s for s in durable_steps if s != step]
             if world.is_main:
-                what = f"UNREADABLE SNAPSHOT of step {step}: {problem.unreadable}"
+                what = f"UNREADABLE SNAPSHOT of step {step}: {problem}"
                 log(f"{what}. It stays as it is; trying the next older one.")
             continue
         finders = [rank for rank, finding in enumerate(found) if finding.damage]
@@ -103,7 +101,6 @@ class _Finding:
     digest: str | None = None
     damage: str | None = None
     unreadable: str | None = None
-    lasting: bool = False  # see Unreadable
     problems: tuple[str, ...] = ()  # of a UserError
 
 
@@ -114,7 +111,7 @@ def _find(world: World, act: Callable[[], str | None]) -> list[_Finding]:
     except Damaged as error:
         finding = _Finding(damage=str(error))
     except Unreadable as error:
-        finding = _Finding(unreadable=str(error), lasting=error.lasting)
+        finding = _Finding(unreadable=str(error))
     except UserError as error:
         finding = _Finding(problems=error.problems)
     findings = [_Finding(**other) for other in world.gather(asdict(finding))]

@@ -124,7 +124,7 @@ class Store(Folder):
     def is_committed(self, step: int) -> bool:
         self.fs.invalidate_cache()
         try:
-            return bool(self.again(lambda: self.fs.exists(f"{self.folder(step)}/{MANIFEST}")))
+            return bool(self.fs.exists(f"{self.folder(step)}/{MANIFEST}"))
         except Exception:  # of any client: about this one file, or the listing fails, too
             return MANIFEST in self.entries(self._name(step))
 
@@ -250,20 +250,23 @@ class Store(Folder):
         return True
 
     def check_parts(self, manifest: Manifest, more: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Raise Incomplete unless every part is there with its size, and so is every file of `more`.
+        """Raise Incomplete unless every part is there with its size, and so is every file of `more`."""
+        try:
+            self.check_sizes(manifest.step, {name: part.size for name, part in manifest.parts.items()} | {**more})
+        except Damaged as problem:
+            raise Incomplete(
+                f"{self.folder_url(manifest.step)}: {problem} after it was written; with several nodes, "
+                f"{self.key} must be a place that all of them share"
+            ) from problem
 
-        One listing tells. It may be stale: a file that it does not show is asked for.
+    def check_sizes(self, step: int, sizes: Mapping[str, int]) -> None:
+        """Raise Damaged unless these files are there, with these sizes. One listing tells. It may be stale, or without
+        sizes, as a web server's: a file that it does not show is asked for.
         """
-        listed = {file.name: file.size for file in self.files(manifest.step)}
-        for name, size in ({name: part.size for name, part in manifest.parts.items()} | {**more}).items():
-            try:
-                if listed.get(name) != size:
-                    self.check_size(manifest.step, name, size)
-            except Damaged as problem:
-                raise Incomplete(
-                    f"{self.folder_url(manifest.step)}: {problem} after it was written; with several nodes, "
-                    f"{self.key} must be a place that all of them share"
-                ) from problem
+        listed = {file.name: file.size for file in self.files(step)}
+        for name, size in sizes.items():
+            if listed.get(name) != size:
+                self.check_size(step, name, size)
 
     @cached_property
     def conditional_puts(self) -> bool:
@@ -348,13 +351,13 @@ class Store(Folder):
                 with suppress(OSError):  # not empty
                     os.rmdir(folder)
 
-    def remove_parts(self, step: int, names: Iterable[str]) -> None:
-        """Delete parts of a snapshot that was not committed. A step that has a manifest, or one that was set aside,
-        keeps them: they may be that one's.
+    def remove_parts(self, step: int) -> None:
+        """Delete what is in a step's folder, unless a manifest is there, or one that was set aside: the parts may be
+        that one's.
         """
         files = self.files(step)
-        if not any(file.name == MANIFEST or file.is_set_aside for file in files):
-            self.remove(file for file in files if file.name in {*names})
+        if not any(file.name.endswith(MANIFEST) for file in files):
+            self.remove(file for file in files if file.is_ours)
 
     def unfinished_uploads(self) -> list[File]:
         """Up to 1,000 multipart uploads of parts that were never completed, such as those of killed writers. S3 keeps

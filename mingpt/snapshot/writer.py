@@ -21,18 +21,7 @@ import torch
 from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, TransientError, Unreadable, UserError
 from mingpt.localfile import Buffer
 from mingpt.snapshot.attempts import Attempt
-from mingpt.snapshot.format import (
-    FORMAT,
-    MANIFEST,
-    Manifest,
-    Metrics,
-    PartInfo,
-    SharedState,
-    TensorInfo,
-    digest_of,
-    encode_part,
-)
-from mingpt.snapshot.manifest import encode_manifest
+from mingpt.snapshot.format import FORMAT, Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
 from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.staging import Staged, StagedPart, Staging, trim_memory
@@ -92,7 +81,6 @@ class SnapshotWriter:
     failures: int = 0  # in a row; equal in all processes, though not updated at the same moment
     broken: bool = False  # it can't write any more: a newer attempt has started, or the process group has failed
     _val_losses: dict[int, float | None] = field(default_factory=dict)  # by step, of committed snapshots
-    _stored: list[str] = field(default_factory=list)  # this process's parts of the snapshot in flight, in the store
     _job: "Future[str] | None" = None
     _pool: ThreadPoolExecutor = field(init=False)
 
@@ -187,7 +175,7 @@ class SnapshotWriter:
         for last in (self.everyone is not None, True):
             reports = self.world.gather(self.write_parts(step, self._staging.parts(staged)))
             trim_memory(staged)
-            if any("error" in report for report in reports):
+            if self.world.is_main and any("error" in report for report in reports):
                 self._remove_parts(step)
             raise_first(reports)
             result = self.world.broadcast(self.commit(step, reports, metrics) if self.world.is_main else None)
@@ -218,22 +206,16 @@ class SnapshotWriter:
             self.log(f"old snapshots could not be deleted: {error}; the next snapshot tries again")
 
     def _remove_parts(self, step: int) -> None:
-        """What a snapshot that failed leaves would make a full disk fuller. Called by all processes.
+        """What a snapshot that failed leaves would make a full disk fuller. Called by one process.
 
-        No manifest names it: a commit comes after all parts. A newer attempt may be writing the same parts.
+        No manifest names it: a commit comes after all parts. But a newer attempt may be writing the same ones.
         """
-        own = {"newest": True}
         try:
-            if self.world.is_main and self.claim is not None:
+            if self.claim is not None:
                 self.claim.check()
-        except Exception:  # Superseded, or a store that fails: then it is not known
-            own["newest"] = False
-        if self.world.broadcast(own if self.world.is_main else None)["newest"]:
-            try:
-                if self._stored:
-                    self.store.remove_parts(step, self._stored)
-            except Exception as error:
-                self.log(f"{self.store.folder_url(step)}: what was written can't be removed: {error}")
+            self.store.remove_parts(step)
+        except Exception:  # why the snapshot failed is reported; what stays goes with a later one, as a dead writer's
+            return
 
     def write_parts(self, step: int, staged: Iterable[StagedPart]) -> dict[str, Any]:
         """Write this process's parts. Returns their entries in the manifest, or what went wrong.
@@ -241,7 +223,6 @@ class SnapshotWriter:
         Takes all of `staged`, whatever fails: other processes may wait for this one in it.
         """
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
-        self._stored.clear()
         deadline, writes = self._deadline(), list[Future[tuple[str, dict[str, Any]]]]()
         ahead = max(2, PARALLEL_PARTS // self.world.size)
         try:
@@ -262,7 +243,6 @@ class SnapshotWriter:
 
         def write() -> None:
             self.store.write_part(step, part.name, part.pieces)
-            self._stored.append(part.name)
             if self.verify and not _same_bytes(part.pieces, self.store.read_part(step, part.name, part.size)):
                 raise SnapshotFailed(f"{part.name} was read back with other bytes than were written")
 
@@ -291,9 +271,8 @@ class SnapshotWriter:
         self.store.check_parts(manifest)
         if not self.store.commit(manifest):
             self._replace_older(manifest)
-        elif self.verify and self.store.read_manifest(manifest.step) != encode_manifest(manifest):
-            self.store.set_aside(manifest.step)
-            raise Incomplete(f"{MANIFEST} was read back with other bytes than were written")
+        if self.verify:  # if it is damaged, the next try sets it aside
+            read_manifest(self.store, manifest.step)
         if self.claim is not None:  # a newer attempt may have started meanwhile; its start sets this snapshot aside
             self.claim.check()
 

@@ -283,11 +283,11 @@ def test_a_damaged_manifest_says_so_for_itself_in_the_log_of_many(base: Path) ->
     flip(Path("bad/snapshots/step-000000004/manifest.json"))
     told = mingpt("log .")
     assert "run (./base): step 12, 1 attempt" in told
-    assert f"step 12: DAMAGED: set aside as {aside.name}: manifest.json " in told
+    assert f"step 12: DAMAGED, set aside as {aside.name}: manifest.json " in told
     assert "step 4: DAMAGED: manifest.json " in told
     assert {run["dir"]: len(run["damaged"]) for run in mingpt.json("log .")} == {"./base": 0, "./bad": 2}
     mingpt("diff bad --attempts 1 2")
-    assert f"bad: step 12 is left out: set aside as {aside.name}: " in mingpt.err
+    assert f"bad: step 12: DAMAGED, set aside as {aside.name}: " in mingpt.err
     assert "DAMAGED" in mingpt("snapshots list bad", code=1)
     assert "DAMAGED" not in mingpt("snapshots list .")  # its newest is good
     mingpt("snapshots prune bad --keep 1")
