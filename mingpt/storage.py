@@ -234,7 +234,7 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
             return _of_client(shown, cause)
         return UserError(_missing(shown, words) + fetch_it(url))
     # adlfs wraps some of its client's errors into a RuntimeError or a ValueError.
-    if isinstance(error, (RuntimeError, ValueError)) and package in CLIENTS:
+    if isinstance(error, (RuntimeError, ValueError)) and cause is not error and package in CLIENTS:
         return _meant(shown, url, cause)
     if PASSING.search(words):
         return _unavailable(shown, error)
