@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from mingpt.console import complain
 from mingpt.errors import Incomplete, Unreadable, UserError
-from mingpt.localfile import PAUSES, Buffer, again, check_file, is_broken, open_below, open_folder, write_below
+from mingpt.localfile import PAUSES, Buffer, T, again, check_file, is_broken, open_below, open_folder, write_below
 from mingpt.redact import without_secrets
 from mingpt.storage import is_denied, is_local, may_pass, open_fs, own_words, place
 
@@ -23,7 +23,6 @@ FILES = ("run-id", "micro-size", "config.yaml", "sick-hosts", "report.html")
 FOLDERS = ("attempts", "metrics", "trace", "tensorboard", "ledger", "profile", "memory")
 ANY = re.compile(".*", re.S)
 NEIGHBOURS = 5  # files that are asked for when one can't be read
-T = TypeVar("T")
 
 
 class File(NamedTuple):
@@ -76,6 +75,14 @@ class Folder:
                 self.raise_unreadable(name, error)
                 raise
 
+    def read_or_skip(self, name: str, most: int = LARGEST) -> bytes | None:
+        """As `read`, but a file that alone can't be read is named in a line, and counts as not there."""
+        try:
+            return self.read(name, most)
+        except Unreadable as error:
+            complain(f"{error}: it is left out")
+            return None
+
     def _read(self, name: str, most: int) -> bytes:
         if not self.local:
             self.fs.invalidate_cache()
@@ -105,7 +112,9 @@ class Folder:
         """Whether another file can be read: one of those of the last folders, which are the newest steps'."""
         own = self.path(name).lstrip("/")
         with suppress(Exception):  # of any client: it does not answer
-            found = {p.rpartition("/")[0]: p for p in sorted(self.fs.find(self.root)) if p.lstrip("/") != own}
+            found = {
+                p.rpartition("/")[0]: p for p in sorted(self.fs.find(self.root, maxdepth=2)) if p.lstrip("/") != own
+            }
             paths = [*found.values()][-NEIGHBOURS:]
             raw = self.fs.cat_ranges(paths, [0] * len(paths), [1] * len(paths), on_error="return")
             return any(isinstance(content, bytes) for content in raw)
@@ -123,11 +132,8 @@ class Folder:
                 raw = self.fs.cat_ranges([self.path(f.name) for f in files], [0] * len(files), ends, on_error="return")
             read = {f.name: c for f, c in zip(files, raw, strict=True) if isinstance(c, bytes)}
         for name in [file.name for file in files if file.name not in read]:
-            try:
-                if (content := self.read(name, most)) is not None:
-                    read[name] = content
-            except Unreadable as error:
-                complain(f"{error}: it is left out")
+            if (content := self.read_or_skip(name, most)) is not None:
+                read[name] = content
         return {name: self._bounded(name, content, most) for name, content in read.items()}
 
     def _cat(self, name: str, size: int | None, most: int) -> bytes:

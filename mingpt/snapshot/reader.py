@@ -6,18 +6,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from torch import Tensor
 
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.folder import Folder
+from mingpt.localfile import T
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import METRICS, SNAPSHOTS, STEP_FOLDER, Store
 
-T = TypeVar("T")
 Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
 PARALLEL_PARTS = 4  # hashing and waiting for a store both release the GIL
 

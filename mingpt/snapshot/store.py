@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from uuid import uuid4
 
 from mingpt.errors import Damaged, Incomplete, Unreadable
@@ -242,17 +241,17 @@ class Store(Folder):
         if self.local:
             sync_folder(Path(self.root))  # the entry of the step's folder
         try:
-            self.check_parts(manifest, {MANIFEST: len(raw)})
+            self.check_parts(manifest, **{MANIFEST: len(raw)})
         except Incomplete:
             with suppress(FileNotFoundError):
                 self.set_aside(manifest.step)
             raise
         return True
 
-    def check_parts(self, manifest: Manifest, more: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Raise Incomplete unless every part is there with its size, and so is every file of `more`."""
+    def check_parts(self, manifest: Manifest, **more: int) -> None:
+        """Raise Incomplete unless every part is there with its size; more: other files, and their sizes."""
         try:
-            self.check_sizes(manifest.step, {name: part.size for name, part in manifest.parts.items()} | {**more})
+            self.check_sizes(manifest.step, {name: part.size for name, part in manifest.parts.items()} | more)
         except Damaged as problem:
             raise Incomplete(
                 f"{self.folder_url(manifest.step)}: {problem} after it was written; with several nodes, "

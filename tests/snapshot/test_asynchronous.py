@@ -3,7 +3,7 @@
 import errno
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +100,11 @@ class Pruned(Store):
         super().__init__(url)
         self.prunes = prunes
 
-    def check_parts(self, manifest: Manifest, *more: Mapping[str, int]) -> None:
+    def check_parts(self, manifest: Manifest, **more: int) -> None:
         if self.prunes and self.steps():
             self.prunes -= 1
             self.remove([file for file in self.files(manifest.step) if file.name in manifest.parts])
-        super().check_parts(manifest, *more)
+        super().check_parts(manifest, **more)
 
 
 @pytest.mark.parametrize("url", ["{}", "memory://{}"])
