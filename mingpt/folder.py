@@ -15,7 +15,7 @@ from mingpt.console import complain
 from mingpt.errors import Incomplete, Unreadable, UserError
 from mingpt.localfile import PAUSES, Buffer, T, again, check_file, is_broken, open_below, open_folder, write_below
 from mingpt.redact import without_secrets
-from mingpt.storage import is_denied, is_local, may_pass, open_fs, own_words, place
+from mingpt.storage import is_denied, is_local, may_pass, open_fs, own_words, place, unmasked
 
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
 # What is written there, besides snapshots.
@@ -100,6 +100,7 @@ class Folder:
         """Raise Unreadable if a file could not be read, and others beside it can: then it is not the disk or the store
         that has failed.
         """
+        error = unmasked(error)
         if self.local:
             alone, why = is_broken(error), f"{error}, {len(PAUSES) + 1} times: look at the disk"
         else:

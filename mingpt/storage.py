@@ -223,18 +223,13 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
             f"{shown}: no answer within {limit_seconds():g} s: look at the network and the address; {LIMIT} in the "
             f"environment sets another limit"
         )
-    words, cause = own_words(error), error.__cause__ if isinstance(error.__cause__, Exception) else error
-    package = _package(cause)
+    if (found := unmasked(error)) is not error:
+        return _of_client(shown, found)
+    words, cause = own_words(error), error.__cause__
     if isinstance(error, FileNotFoundError):
-        # fsspec's HTTP client raises this also for a server that it can't reach. Then the cause is aiohttp's error, or
-        # a TimeoutError after aiohttp's own limit of five minutes.
-        web = package == "aiohttp" and _status(cause) not in (404, 410)
-        hubs = package in ("httpx", "httpx2", "huggingface_hub")
-        if cause is not error and (web or hubs or isinstance(cause, SILENT)):
-            return _of_client(shown, cause)
         return UserError(_missing(shown, words) + fetch_it(url))
     # adlfs wraps some of its client's errors into a RuntimeError or a ValueError.
-    if isinstance(error, (RuntimeError, ValueError)) and cause is not error and package in CLIENTS:
+    if isinstance(error, (RuntimeError, ValueError)) and isinstance(cause, Exception) and _package(cause) in CLIENTS:
         return _meant(shown, url, cause)
     if PASSING.search(words):
         return _unavailable(shown, error)
@@ -252,6 +247,19 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
         return UserError(f"{shown}: {_one_line(error)}: check the spelling, or choose another place")
     # The clients' own errors are not OSErrors.
     return _of_client(shown, error) if _package(error) in CLIENTS else None
+
+
+def unmasked(error: Exception) -> Exception:
+    """What is behind a FileNotFoundError, which fsspec's HTTP client raises also for a server that it can't reach.
+
+    Then the cause is aiohttp's error, or a TimeoutError after aiohttp's own limit of five minutes.
+    """
+    cause = error.__cause__
+    if not (isinstance(error, FileNotFoundError) and isinstance(cause, Exception)):
+        return error
+    web = _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
+    hubs = _package(cause) in ("httpx", "httpx2", "huggingface_hub")
+    return cause if web or hubs or isinstance(cause, SILENT) else error
 
 
 def is_denied(error: Exception) -> bool:
@@ -281,6 +289,7 @@ def _one_line(what: object) -> str:
 
 def may_pass(error: Exception) -> bool:
     """Whether a store may answer the next try. Not one that has kept silent for as long as a call may take."""
+    error = unmasked(error)
     lasting = isinstance(error, (FileNotFoundError, *SILENT)) or is_denied(error)
     return not lasting and (isinstance(error, OSError) or _package(error) in CLIENTS)
 
