@@ -43,11 +43,15 @@ class Damaged(Exception):
 
 
 class Unreadable(TransientError):
-    """A disk fails to read a file, also after retries. The snapshot may be good, or damaged."""
+    """A disk or a store fails to hand out one file, also after retries. The snapshot may be good, or damaged."""
 
 
 class OtherFormat(UserError):
     """A whole manifest that another version of this program wrote. Setting it aside would throw that work away."""
+
+
+# What may be wrong with one of many that are read: it says so, and the others are shown.
+OF_ONE = (UserError, Damaged, Unreadable)
 
 
 class RolledBack(TransientError):
@@ -63,7 +67,7 @@ class SnapshotFailed(Exception):
 
 
 class Incomplete(TransientError):
-    """Parts of a snapshot that were written are not there, or have another size."""
+    """Files that were written, such as parts of a snapshot, are not there, or have another size."""
 
 
 class Superseded(UserError):

@@ -7,21 +7,35 @@ such a file is.
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from mingpt.errors import UserError
-from mingpt.localfile import Buffer, check_file, open_below, open_cached, open_folder, open_named, write_below
+from mingpt.console import complain
+from mingpt.errors import Incomplete, Unreadable, UserError
+from mingpt.localfile import (
+    PAUSES,
+    Buffer,
+    T,
+    again,
+    check_file,
+    is_broken,
+    open_below,
+    open_cached,
+    open_folder,
+    open_named,
+    write_below,
+)
 from mingpt.redact import without_secrets
-from mingpt.storage import hub_folder, is_local, open_fs, place
+from mingpt.storage import hub_folder, is_denied, is_local, may_pass, open_fs, own_words, place, unmasked
 
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
 # What is written there, besides snapshots.
 FILES = ("run-id", "micro-size", "config.yaml", "sick-hosts", "report.html")
 FOLDERS = ("attempts", "metrics", "trace", "tensorboard", "ledger", "profile", "memory")
 ANY = re.compile(".*", re.S)
+NEIGHBOURS = 5  # files that are asked for when one can't be read
 
 
 class File(NamedTuple):
@@ -78,30 +92,77 @@ class Folder:
         return os.fdopen(open_cached(self.root, name), "rb") if self.local else self.fs.open(self.path(name))
 
     def read(self, name: str, most: int = LARGEST) -> bytes | None:
-        """A file; None if there is none. Raises UserError for one of more than `most` bytes."""
+        """A file; None if there is none. Raises UserError for one of more than `most` bytes, and Unreadable."""
         with self.named_errors():
             try:
-                if not self.local:
-                    self.fs.invalidate_cache()
-                    return self._bounded(name, self._cat(name, self.fs.info(self.path(name))["size"], most), most)
-                with self.open(name) as file:
-                    return self._bounded(name, file.read(min(os.fstat(file.fileno()).st_size, most) + 1), most)
+                return self._bounded(name, self.again(lambda: self._read(name, most)), most)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            except Exception as error:
+                self.raise_unreadable(name, error)
+                raise
+
+    def read_or_skip(self, name: str, most: int = LARGEST) -> bytes | None:
+        """As `read`, but a file that alone can't be read is named in a line, and counts as not there."""
+        try:
+            return self.read(name, most)
+        except Unreadable as error:
+            complain(f"{error}: it is left out")
+            return None
+
+    def _read(self, name: str, most: int) -> bytes:
+        if not self.local:
+            self.fs.invalidate_cache()
+            return self._cat(name, self.fs.info(self.path(name))["size"], most)
+        with self.open(name) as file:
+            return file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
+
+    def again(self, read: Callable[[], T]) -> T:
+        """What a broken disk or a store hands out, asked for again if it fails. Not of a store that does not answer at
+        all: each call has a long limit.
+        """
+        return again(read, is_broken if self.local else may_pass)
+
+    def raise_unreadable(self, name: str, error: Exception) -> None:
+        """Raise Unreadable if a file could not be read, and others beside it can: then it is not the disk or the store
+        that has failed.
+        """
+        error = unmasked(error)
+        if self.local:
+            alone, why = is_broken(error), f"{error}, {len(PAUSES) + 1} times: look at the disk"
+        else:
+            alone = (is_denied(error) or may_pass(error)) and self._others_answer(name)
+            why = f"others in there can be read: {own_words(error) or error}"
+        if alone:
+            raise Unreadable(f"{self.shown}: {name}: {why}") from error
+
+    def _others_answer(self, name: str) -> bool:
+        """Whether another file can be read: one of those of the last folders, which are the newest steps'."""
+        own = self.path(name).lstrip("/")
+        with suppress(Exception):  # of any client: it does not answer
+            found = {
+                p.rpartition("/")[0]: p for p in sorted(self.fs.find(self.root, maxdepth=2)) if p.lstrip("/") != own
+            }
+            paths = [*found.values()][-NEIGHBOURS:]
+            raw = self.fs.cat_ranges(paths, [0] * len(paths), [1] * len(paths), on_error="return")
+            return any(isinstance(content, bytes) for content in raw)
+        return False
 
     def read_all(self, files: Iterable[File], most: int = LARGEST) -> dict[str, bytes]:
-        """Files by name, without those that are gone. Object stores answer for many at a time."""
-        files = [*files]
-        if self.local or any(not file.size for file in files):
-            read = {file.name: self.read(file.name, most) for file in files}
-            return {name: raw for name, raw in read.items() if raw is not None}
-        with self.named_errors():
-            ends = [min(file.size or 0, most + 1) for file in files]
-            raw = self.fs.cat_ranges([self.path(f.name) for f in files], [0] * len(files), ends, on_error="return")
-            for content in raw:
-                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
-                    raise content
-        return {f.name: self._bounded(f.name, c, most) for f, c in zip(files, raw, strict=True) if isinstance(c, bytes)}
+        """Files by name, without those that are gone, and those that alone can't be read, which are named in a line.
+
+        Object stores answer for many at a time.
+        """
+        files, read = [*files], dict[str, bytes]()
+        if not self.local and all(file.size for file in files):
+            with self.named_errors():
+                ends = [min(file.size or 0, most + 1) for file in files]
+                raw = self.fs.cat_ranges([self.path(f.name) for f in files], [0] * len(files), ends, on_error="return")
+            read = {f.name: c for f, c in zip(files, raw, strict=True) if isinstance(c, bytes)}
+        for name in [file.name for file in files if file.name not in read]:
+            if (content := self.read_or_skip(name, most)) is not None:
+                read[name] = content
+        return {name: self._bounded(name, content, most) for name, content in read.items()}
 
     def _cat(self, name: str, size: int | None, most: int) -> bytes:
         # S3 refuses a range of an empty object, and some servers one that ends after the object.
@@ -155,8 +216,11 @@ class Folder:
         return [entry.name for entry in names]
 
     def write(self, name: str, raw: bytes, sync: bool = True) -> None:
-        """As `write_pieces`."""
+        """As `write_pieces`. Raises as `check_stored`, but with sync=False."""
         self.write_pieces(name, [raw], sync)
+        if sync and not self.local:
+            with self.named_errors():
+                self.check_stored(name)
 
     def write_pieces(self, name: str, pieces: Iterable[Buffer], sync: bool = True) -> None:
         """Write a whole file in place of the one that is there: by fsync and a rename, or by one put of a store.
@@ -170,7 +234,7 @@ class Folder:
                 self.fs.pipe_file(self.path(name), b"".join(pieces))
 
     def create(self, name: str, raw: bytes) -> bool:
-        """Write a small file. False if it is there already, as far as the store can tell."""
+        """Write a small file. False if it is there already, as far as the store can tell. Raises as `check_stored`."""
         with self.named_errors():
             try:
                 if self.local:
@@ -182,7 +246,14 @@ class Folder:
                     self.fs.pipe_file(self.path(name), raw)
             except FileExistsError:
                 return False
+            self.check_stored(name)
         return True
+
+    def check_stored(self, name: str) -> None:
+        """Raise Incomplete unless the store has what it has just taken: its presence decides something."""
+        self.fs.invalidate_cache()
+        if not self.fs.exists(path := self.path(name)):
+            raise Incomplete(f"{self.key}={without_secrets(path)} is not there, and the store had taken it: try again")
 
     def open_to_append(self, name: str) -> int:
         """The descriptor of a local file. Raises NotPlain and OSError."""

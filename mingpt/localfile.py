@@ -11,11 +11,14 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
+T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
 BROKEN = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}  # a disk can't read a sector; a file system finds a wrong checksum
@@ -154,7 +157,7 @@ def read_into(root: str, name: str, into: memoryview, start: int = 0) -> Iterato
     descriptor, end = open_below(root, name), 0
     try:
         while end < len(into):
-            count = _read_with_retries(descriptor, into[end:], start + end)
+            count = again(partial(os.preadv, descriptor, [into[end:]], start + end), is_broken)
             if not count:
                 raise EOFError
             yield into[end : end + count]
@@ -163,15 +166,20 @@ def read_into(root: str, name: str, into: memoryview, start: int = 0) -> Iterato
         os.close(descriptor)
 
 
-def _read_with_retries(descriptor: int, into: memoryview, start: int) -> int:
+def again(read: Callable[[], T], may_pass: Callable[[Exception], bool]) -> T:
+    """What `read` returns; it is called again, after pauses, while it fails with what may pass."""
     for pause in PAUSES:
         try:
-            return os.preadv(descriptor, [into], start)
-        except OSError as error:
-            if error.errno not in BROKEN:
+            return read()
+        except Exception as error:
+            if not may_pass(error):
                 raise
         time.sleep(pause)
-    return os.preadv(descriptor, [into], start)
+    return read()
+
+
+def is_broken(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in BROKEN
 
 
 def write_whole(path: Path, pieces: Iterable[Buffer], create: bool = False, sync: bool = True) -> None:

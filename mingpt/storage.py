@@ -12,6 +12,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -38,10 +39,21 @@ S3_ENDPOINTS = {
 
 CLIENTS = {
     "adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "httpx", "httpx2",
-    "huggingface_hub", "s3fs",
+    "huggingface_hub", "s3fs", "zlib",
 }  # fmt: skip
 # The clients' errors for which a retry is useless. (Not CredentialRetrievalError: a metadata server may be busy.)
 NO_CREDENTIALS = re.compile(r"(No|Partial|Default)Credentials|ClientAuthentication|ProfileNotFound")
+# A store's words for a refusal that passes: a new process reads new credentials, and sends the bytes again. S3 answers
+# a HEAD without words: an expired token is a bare 400. The last two are about tokens, too: Azure's and Google's.
+PASSING = re.compile(
+    r"expired|TokenRefreshRequired|InvalidToken|BadDigest|SHA256Mismatch|IncompleteBody|\(400\)|"
+    r"not valid in the specified time frame|Invalid Credentials, 401",
+    re.I,
+)
+FORBIDDEN = "Forbidden: "  # gcsfs has an OSError that begins with it
+SILENT = (TimeoutError, asyncio.TimeoutError)  # Python 3.10: two classes
+# What clients call it if the bytes that came are not those that were stored.
+MISMATCH = re.compile(r"ChecksumError|ContentEncodingError|^zlib\.")
 LIMIT, LIMIT_SECONDS = "MINGPT_STORE_SECONDS", 600.0  # environment variable, and its default
 # Paths that `mingpt fetch NAME` writes, and the NAME for each.
 FETCHED = {
@@ -110,6 +122,9 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
     except ValueError:  # not chained: its text quotes the port, which may be a password with a `/` in it
         cure = "check the spelling; in a user name or password, write / as %2F"
         raise UserError(f"{key}={without_secrets(url)}: this is not a valid address: {cure}") from None
+    if getproxies():  # not else: with trust_env aiohttp reads ~/.netrc, too
+        for scheme, kwargs in (("http", "client_kwargs"), ("gs", "session_kwargs")):
+            fsspec.config.conf.setdefault(scheme, {}).setdefault(kwargs, {}).setdefault("trust_env", True)
     try:
         if url.startswith(hub.SCHEME):
             hub.set_up(seconds)
@@ -203,33 +218,80 @@ def place(key: str, url: str) -> Iterator[None]:
 
 
 def _meant(shown: str, url: str, error: Exception) -> Exception | None:
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):  # Python 3.10: two classes
+    if isinstance(error, SILENT):
         return TransientError(
             f"{shown}: no answer within {limit_seconds():g} s: look at the network and the address; {LIMIT} in the "
             f"environment sets another limit"
         )
+    if (found := unmasked(error)) is not error:
+        return _of_client(shown, found)
+    words, cause = own_words(error), error.__cause__
     if isinstance(error, FileNotFoundError):
-        # fsspec's HTTP client raises this also for a server that it can't reach. Then the cause is aiohttp's error, or
-        # a TimeoutError after aiohttp's own limit of five minutes.
-        cause = error.__cause__
-        silent = isinstance(cause, (TimeoutError, asyncio.TimeoutError))
-        theirs = isinstance(cause, Exception) and _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
-        hubs = isinstance(cause, Exception) and _package(cause) in ("httpx", "httpx2", "huggingface_hub")
-        if isinstance(cause, Exception) and (silent or theirs or hubs):
-            return _of_client(shown, cause)
-        return UserError(_missing(shown) + fetch_it(url))
-    if isinstance(error, PermissionError):
-        return UserError(_denied(shown))
+        return UserError(_missing(shown, words) + fetch_it(url))
+    # adlfs wraps some of its client's errors into a RuntimeError or a ValueError.
+    if isinstance(error, (RuntimeError, ValueError)) and isinstance(cause, Exception) and _package(cause) in CLIENTS:
+        return _meant(shown, url, cause)
+    if PASSING.search(words):
+        return _unavailable(shown, error)
+    if isinstance(error, PermissionError) or words.startswith(FORBIDDEN):
+        return UserError(_denied(shown, words))
     if isinstance(error, OSError) and _package(error) != "huggingface_hub":
         if error.errno in FULL:
             return UserError(f"{shown}: the disk is full: free some space or choose another place")
         if error.errno in NEVER:
-            return UserError(f"{shown}: {error.strerror}: choose another place")
+            return UserError(f"{shown}: {words or error.strerror}: choose another place")
         return _unavailable(shown, error)
     if isinstance(error, NotImplementedError):
         return UserError(_read_only(shown))
+    if str(error).startswith("Bad Request: "):  # gcsfs has a ValueError for what Google calls invalid
+        return UserError(f"{shown}: {_one_line(error)}: check the spelling, or choose another place")
     # The clients' own errors are not OSErrors.
     return _of_client(shown, error) if _package(error) in CLIENTS else None
+
+
+def unmasked(error: Exception) -> Exception:
+    """What is behind a FileNotFoundError, which fsspec's HTTP client raises also for a server that it can't reach.
+
+    Then the cause is aiohttp's error, or a TimeoutError after aiohttp's own limit of five minutes.
+    """
+    cause = error.__cause__
+    if not (isinstance(error, FileNotFoundError) and isinstance(cause, Exception)):
+        return error
+    web = _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
+    hubs = _package(cause) in ("httpx", "httpx2", "huggingface_hub")
+    return cause if web or hubs or isinstance(cause, SILENT) else error
+
+
+def is_denied(error: Exception) -> bool:
+    """Whether a disk or a store refuses what was asked of it."""
+    return isinstance(error, PermissionError) or str(error).startswith(FORBIDDEN) or _status(error) in (401, 403)
+
+
+def is_mismatch(error: Exception) -> bool:
+    """Whether a client has found that the bytes that came are not those that were stored."""
+    return MISMATCH.search(f"{_package(error)}.{type(error).__name__}") is not None
+
+
+def own_words(error: Exception) -> str:
+    """What a store itself says of an error, in one line without secrets; "" if it has said nothing.
+
+    s3fs makes OSErrors of what S3 answers, and sometimes only their context tells of that.
+    """
+    if str(error).startswith(FORBIDDEN):
+        return _one_line(error)
+    chain = (error, error.__cause__, error.__context__)
+    return _one_line(next((e for e in chain if isinstance(e, Exception) and _package(e) in CLIENTS), ""))
+
+
+def _one_line(what: object) -> str:
+    return printable("; ".join(str(without_secrets(str(what).strip())).splitlines()))
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a store may answer the next try. Not one that has kept silent for as long as a call may take."""
+    error = unmasked(error)
+    lasting = isinstance(error, (FileNotFoundError, *SILENT)) or is_denied(error)
+    return not lasting and (isinstance(error, OSError) or _package(error) in CLIENTS)
 
 
 def unread(error: Exception) -> bool:
@@ -242,8 +304,9 @@ def _package(error: Exception) -> str:
 
 
 def _status(error: Exception) -> object:
-    """The HTTP status: of aiohttp's errors, or of the Hugging Face hub's."""
-    return getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    """The HTTP status: of aiohttp's errors, gcsfs', Azure's, or the Hugging Face hub's."""
+    own = (getattr(error, name, None) for name in ("status", "status_code", "code"))
+    return next(filter(None, own), None) or getattr(getattr(error, "response", None), "status_code", None)
 
 
 def _of_client(shown: str, error: Exception) -> UserError | TransientError:
@@ -253,13 +316,13 @@ def _of_client(shown: str, error: Exception) -> UserError | TransientError:
         return UserError(f"{shown}: gated: accept its terms on its page, and set HF_TOKEN in the environment")
     if name == "OfflineModeIsEnabled":
         return UserError(f"{shown}: not in the cache, and HF_HUB_OFFLINE is set: unset it once, or `hf download` it")
-    if _status(error) in (401, 403) or NO_CREDENTIALS.search(type(error).__name__):
-        return UserError(_denied(shown))
-    if type(error).__name__ == "ResourceNotFoundError":  # Azure's, for a container
-        return UserError(_missing(shown))
+    if is_denied(error) or NO_CREDENTIALS.search(name):
+        return UserError(_denied(shown, own_words(error)))
+    if name == "ResourceNotFoundError":  # Azure's, for a container
+        return UserError(_missing(shown, own_words(error)))
     if _status(error) in (405, 501):  # a web server that does not support PUT
         return UserError(_read_only(shown))
-    if re.match(r"InvalidU(rl|RL)|HFValidation", type(error).__name__):
+    if re.match(r"InvalidU(rl|RL)|HFValidation", name):
         return UserError(f"{shown}: this is not a valid address: check the spelling")
     return _unavailable(shown, error)
 
@@ -276,22 +339,20 @@ def fetch_it(url: str) -> str:
     return f", or get it with `mingpt fetch {name}`" if name else ""
 
 
-def _missing(shown: str) -> str:
-    return f"{shown}: there is no such file or bucket: check the spelling"
+def _missing(shown: str, words: str) -> str:
+    return f"{shown}: there is no such file or bucket{words and f' ({words})'}: check the spelling"
 
 
 def _read_only(shown: str) -> str:
     return f"{shown}: this place can only be read: choose another"
 
 
-def _denied(shown: str) -> str:
+def _denied(shown: str, words: str) -> str:
     which = "HF_TOKEN" if hub.SCHEME in shown else "the credentials"
     credentials = f", or {which} in the environment" if "://" in shown else ""
-    return f"{shown}: permission denied: check it{credentials}"
+    return f"{shown}: permission denied{words and f' ({words})'}: check it{credentials}"
 
 
 def _unavailable(shown: str, error: Exception) -> TransientError:
-    what = str(without_secrets(str(error).strip())).splitlines() or [type(error).__name__]
-    return TransientError(
-        f"{shown}: {what[0]}: try again; if it stays so, look at the disk, the network and the address"
-    )
+    what = own_words(error) or _one_line(error) or type(error).__name__
+    return TransientError(f"{shown}: {what}: try again; if it stays so, look at the disk, the network and the address")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mingpt.console import complain, counted, say, say_json
-from mingpt.errors import UserError
+from mingpt.errors import OF_ONE, UserError
 from mingpt.folder import Folder
 from mingpt.observe.ledger import Account
 from mingpt.redact import as_lines, without_secrets
@@ -62,7 +62,7 @@ def _runs(url: str) -> list[Run]:
         for name in Folder(url, "DIR").subfolders():
             try:
                 runs.append(Run(f"{url.rstrip('/')}/{name}"))
-            except UserError as error:
+            except OF_ONE as error:
                 if "no run is there" not in str(error):  # the others are shown
                     complain(str(error))
         if not runs:
@@ -87,8 +87,9 @@ def _of_run(run: Run) -> Node:
         "parent": asdict(parent) if parent else None,
         "snapshots": [node.about for node in first],
         "attempts": [node.about for node in attempts],
+        "damaged": run.past.damaged,
     }
-    return Node(text, about, [*first, *attempts])
+    return Node(text, about, [*map(Node, run.past.damaged), *first, *attempts])
 
 
 def _of_snapshot(manifest: Any) -> Node:

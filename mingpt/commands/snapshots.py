@@ -12,7 +12,7 @@ from mingpt.command import Unfit
 from mingpt.config.keys import declared, leaves
 from mingpt.config.schema import Schedule, Snapshot
 from mingpt.console import columns, counted, say, say_json
-from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
+from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
 from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.format import MANIFEST, Manifest
@@ -65,7 +65,8 @@ def _inspect(store: Store, step: int) -> Entry:
     age = _age_seconds(files)
     try:
         manifest = read_manifest(store, step)
-        _check_sizes(store, manifest, {f.name: f.size for f in files})
+        with store.named_errors():
+            store.check_sizes(step, {name: part.size for name, part in manifest.parts.items()})
     except OtherFormat as error:
         return Entry(step, OTHER, str(error.__cause__), age, size)  # the cause leaves out the place
     except (Damaged, Unreadable) as error:
@@ -96,14 +97,6 @@ def _age_seconds(files: list[File]) -> float | None:
     times = [f.modified for f in files if f.name == MANIFEST] or [f.modified for f in files]
     known = [t for t in times if t is not None]
     return max(0.0, time.time() - max(known)) if known else None
-
-
-def _check_sizes(store: Store, manifest: Manifest, listed: dict[str, int | None]) -> None:
-    """Raises Damaged. A web server's listing has no sizes, or no files: a file that it does not show is asked for."""
-    with store.named_errors():
-        for name, part in manifest.parts.items():
-            if listed.get(name) != part.size:
-                store.check_size(manifest.step, name, part.size)
 
 
 def _age(seconds: float | None) -> str:
@@ -171,7 +164,8 @@ def list_command(options: Options) -> int:
         entries = [_inspect(found.store, step) for step in found.steps]
     except UserError:
         if options.step is None:  # a folder of runs?
-            runs = {name: _inspect(s, steps[0]) for name, s in runs_below(options.url) if (steps := s.steps())}
+            found_runs = ((name, _newest(below)) for name, below in runs_below(options.url))
+            runs = {name: entry for name, entry in found_runs if entry}
         if not runs:
             raise
         entries = [*runs.values()]
@@ -182,6 +176,14 @@ def list_command(options: Options) -> int:
     else:
         say(as_lines(columns([TITLES, *map(_row, entries)])))
     return int(any(e.state == DAMAGED for e in entries))
+
+
+def _newest(store: Store) -> Entry | None:
+    """Of a run, one of many; None: there is no snapshot."""
+    try:
+        return _inspect(store, steps[0]) if (steps := store.steps()) else None
+    except OF_ONE as error:
+        return Entry(0, DAMAGED, str(error))  # its step is not known
 
 
 def verify_command(options: Options) -> int:

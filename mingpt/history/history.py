@@ -11,7 +11,7 @@ from typing import Any
 
 from mingpt.compute.guard import Range, merged
 from mingpt.config.configfile import NAME, read_config
-from mingpt.errors import UserError
+from mingpt.errors import OF_ONE, UserError
 from mingpt.folder import Folder
 from mingpt.observe.jsonl import rows_of
 from mingpt.observe.ledger import Account, accounts, kept_until
@@ -20,7 +20,7 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import NO_END, REWIND, Parent, Record, line_of, parent_of, records, segments
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.lineage import is_on, rewound
-from mingpt.snapshot.reader import manifest_or_none, run_dir_of
+from mingpt.snapshot.reader import read_manifest, run_dir_of
 from mingpt.snapshot.store import SNAPSHOTS, Store
 
 
@@ -75,6 +75,7 @@ class History:
         self.url, self.attempt = without_secrets(self.folder), attempt
         self.store = Store(snapshots or f"{self.folder}/{SNAPSHOTS}", "--snapshots" if snapshots else "RUN")
         self.steps = sorted(self.store.steps())
+        self.damaged = list[str]()  # of the manifests that were read: which ones are bad, and why
         self._manifests: dict[int, Manifest | None] = {}
 
     @classmethod
@@ -94,7 +95,11 @@ class History:
     def manifest(self, step: int) -> Manifest | None:
         """That of a snapshot, or None if it is bad."""
         if step not in self._manifests:
-            self._manifests[step] = manifest_or_none(self.store, step)
+            self._manifests[step] = None
+            try:
+                self._manifests[step] = read_manifest(self.store, step)
+            except OF_ONE as problem:
+                self.damaged.append(f"step {step}: DAMAGED: {problem}")
         return self._manifests[step]
 
     @cached_property
@@ -109,7 +114,8 @@ class History:
 
     def set_aside(self, overtaken: bool = False) -> list[Manifest]:
         """The snapshots that a rewind has set aside. overtaken: those of overtaken attempts, too."""
-        return [m for step in sorted(self.store.folders()) for _, m in rewound(self.store, step, overtaken)]
+        folders = sorted(self.store.folders())
+        return [m for step in folders for _, m in rewound(self.store, step, self.damaged.append, overtaken)]
 
     @cached_property
     def entries(self) -> dict[int, dict[str, Any]]:

@@ -7,7 +7,7 @@ NAME = "sick-hosts"
 
 def read(run_dir: str) -> list[str]:
     """The hosts, each once, in the order in which they were found."""
-    text = (Folder(run_dir).read(NAME) or b"").decode(errors="replace")
+    text = (Folder(run_dir).read_or_skip(NAME) or b"").decode(errors="replace")
     return list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
 
 

@@ -132,6 +132,7 @@ class ShardWriter:
             if self.staged and (self.folder / shard.name).exists():
                 with self.out.named_errors():
                     self.out.fs.put_file(str(self.folder / shard.name), self.out.path(shard.name))
+                    self.out.check_stored(shard.name)
 
     def _resume(self, recorded: bytes) -> None:
         try:

@@ -9,6 +9,7 @@ import torch
 
 from mingpt.compute.numerics import changes
 from mingpt.config.affecting import settings
+from mingpt.console import complain
 from mingpt.errors import UserError
 from mingpt.history.history import History, numerics_of
 from mingpt.observe.trace import RECORD, Records
@@ -55,6 +56,8 @@ def side(url: str, step: int | None = None, attempt: int | None = None) -> Side:
     past = History.open(url, attempt)
     if attempt is not None:  # with its snapshots that were set aside because a rewind or another attempt came
         every = [*past.set_aside(overtaken=True), *past.manifests.values()]
+        for problem in past.damaged:
+            complain(f"{past.url}: {problem}")
         return Side(past, {m.step: m for m in every if m.attempt == attempt}, past.trace.get(attempt, NO_RECORDS))
     kept = np.concatenate([NO_RECORDS, *past.kept_trace.values()])
     trace = kept[np.argsort(kept["step"], kind="stable")]

@@ -1,14 +1,13 @@
 """The runs in a folder, as a table: in which settings they differ, and how each one went."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
 from mingpt.config.stored import is_below
-from mingpt.console import columns
-from mingpt.errors import UserError
+from mingpt.console import columns, complain
+from mingpt.errors import OF_ONE
 from mingpt.folder import Folder
 from mingpt.history.history import History
 from mingpt.redact import as_lines, without_secrets
@@ -21,9 +20,11 @@ def runs_in(folder: str) -> dict[str, dict[str, Any]]:
     """The config of each run that lies directly in a folder, by its name; anybody may have written it."""
     found = dict[str, dict[str, Any]]()
     for name in Folder(folder, "DIR").subfolders():
-        with suppress(UserError):  # a link: it is none of these runs
+        try:
             if config := read_config(f"{folder.rstrip('/')}/{name}"):
                 found[name] = config
+        except OF_ONE as error:
+            complain(str(error))
     return found
 
 
@@ -40,11 +41,15 @@ def rows(folder: str) -> list[dict[str, Any]]:
 
 
 def _went(run_dir: str) -> dict[str, Any]:
-    past = History(run_dir)
-    booked = past.accounts
-    state = (booked[-1].end or "running, or killed") if booked else "not started"
-    step = max((account.step for account in booked), default=0)
-    return {"state": state, "step": step} | {key: past.last_of(key) for key in ("loss", "val_loss")}
+    try:
+        past = History(run_dir)
+        booked = past.accounts
+        state = (booked[-1].end or "running, or killed") if booked else "not started"
+        step = max((account.step for account in booked), default=0)
+        return {"state": state, "step": step} | {key: past.last_of(key) for key in ("loss", "val_loss")}
+    except OF_ONE as error:
+        complain(str(error))
+        return {"state": "can't be read"} | dict.fromkeys(COLUMNS[1:])
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:

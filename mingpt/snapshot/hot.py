@@ -30,7 +30,7 @@ NCCL_BYTES = 2**30  # where NCCL may need the same memory: what its documentatio
 
 def find_run_id(run_dir: str) -> str | None:
     """The run's random id, if it has one yet. Raises UserError if run-id is a link, a FIFO or a device."""
-    found = (Folder(run_dir).read(RUN_ID, most=1024) or b"").decode(errors="replace").strip()
+    found = (Folder(run_dir).read_or_skip(RUN_ID, most=1024) or b"").decode(errors="replace").strip()
     return found if re.fullmatch("[0-9a-f]{32}", found) else None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from mingpt.config.affecting import settings
-from mingpt.errors import Damaged, OtherFormat, UserError
+from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import REWIND, Attempt, Count, Record, line_of, records, without_undone
@@ -208,15 +208,20 @@ def _set_aside(
                 log(f"step {newer}: set aside (its manifest is now {tier.folder_url(newer)}/{name})")
 
 
-def rewound(store: Store, step: int, overtaken: bool = False) -> Iterator[tuple[str, Manifest]]:
+def rewound(
+    store: Store, step: int, bad: Callable[[str], object], overtaken: bool = False
+) -> Iterator[tuple[str, Manifest]]:
     """The snapshots of a step that a rewind has set aside: the manifest's name now, and what it says.
 
-    overtaken: those of overtaken attempts, too.
+    bad: told of each that can't be read. overtaken: those of overtaken attempts, too.
     """
     for file in store.files(step):
         aside = file.was_rewound or (overtaken and file.is_set_aside and not file.was_damaged)
         if aside and file.size is not None:  # else a link
-            yield file.name, read_manifest(store, step, file.name)
+            try:
+                yield file.name, read_manifest(store, step, file.name)
+            except (Damaged, OtherFormat, Unreadable) as problem:
+                bad(f"step {step}: DAMAGED, set aside as {file.name}: {problem}")
 
 
 def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -> None:
@@ -270,13 +275,13 @@ def _left_by(
     line, found = line_of(claims, number - 1), dict[int, tuple[str, Manifest]]()
     for step in [step for step in store.folders() if step > claims[number].from_step]:
         try:
-            for name, manifest in rewound(store, step):
+            for name, manifest in rewound(store, step, log):
                 if is_on(line, manifest):
                     for part, info in manifest.parts.items():
                         store.check_size(step, part, info.size)
                     found[step] = name, manifest
                     break
-        except (Damaged, OtherFormat) as problem:
+        except (Damaged, Unreadable) as problem:
             log(f"step {step}: can't be brought back: {problem}")
     return found
 

@@ -44,7 +44,7 @@ def _web_pieces(folder: Folder, name: str, size: int) -> Iterator[memoryview]:
 
     # block_size=0: stream. size: any number above 0, or fsspec would first ask the server for the size.
     timeout, end = ClientTimeout(total=folder.fs.seconds), 0
-    stream = folder.fs.open(folder.path(name), "rb", block_size=0, size=1, timeout=timeout)
+    stream = folder.again(lambda: folder.fs.open(folder.path(name), "rb", block_size=0, size=1, timeout=timeout))
     with closing(stream):
         while end <= size and (piece := stream.read(min(size + 1 - end, PIECE_BYTES))):
             end += len(piece)
@@ -57,8 +57,13 @@ def _web_pieces(folder: Folder, name: str, size: int) -> Iterator[memoryview]:
 
 def _ranges(folder: Folder, name: str, starts: range, size: int) -> Iterator[memoryview]:
     ends = [min(start + RANGE_BYTES, size) for start in starts]
-    pieces = folder.fs.cat_ranges([folder.path(name)] * len(ends), list(starts), ends, on_error="raise")
-    for start, end, piece in zip(starts, ends, pieces, strict=True):
-        if len(piece) != end - start:  # the connection was cut, and the client has not noticed
-            raise OSError(f"{name}: {len(piece)} bytes came in place of {end - start}")
+
+    def read() -> list[bytes]:
+        pieces = folder.fs.cat_ranges([folder.path(name)] * len(ends), list(starts), ends, on_error="raise")
+        for start, end, piece in zip(starts, ends, pieces, strict=True):
+            if len(piece) != end - start:  # the connection was cut, and the client has not noticed
+                raise OSError(f"{name}: {len(piece)} bytes came in place of {end - start}")
+        return [*pieces]
+
+    for piece in folder.again(read):
         yield memoryview(piece)

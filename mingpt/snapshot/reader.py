@@ -3,13 +3,15 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.folder import Folder
+from mingpt.localfile import T
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
@@ -34,7 +36,7 @@ def read_manifest(store: Store, step: int, name: str = MANIFEST) -> Manifest:
     """
     with store.named_errors():
         try:
-            manifest = decode_manifest(store.read_manifest(step, name))
+            manifest = _twice(store, lambda file: decode_manifest(store.read_manifest(step, file)), name)
         except OtherFormat as error:
             raise OtherFormat(
                 f"{store.shown}: the snapshot of step {step} has {error}: use the version "
@@ -43,6 +45,14 @@ def read_manifest(store: Store, step: int, name: str = MANIFEST) -> Manifest:
     if manifest.step != step:
         raise Damaged(f"the manifest is that of step {manifest.step}")
     return manifest
+
+
+def _twice(store: Store, read: Callable[[str], T], name: str) -> T:
+    """What comes from a store damaged is read once more: a bit may have flipped on the way."""
+    if not store.local:
+        with suppress(Damaged):
+            return read(name)
+    return read(name)
 
 
 def manifest_or_none(store: Store, step: int) -> Manifest | None:
@@ -75,7 +85,7 @@ def read_parts(
     with ThreadPoolExecutor(ahead) as pool:
         pending = deque[tuple[str, Future[Part]]]()
         for name in names:
-            pending.append((name, pool.submit(read_one, name)))
+            pending.append((name, pool.submit(_twice, store, read_one, name)))
             if len(pending) == ahead:
                 first, reading = pending.popleft()
                 yield first, reading.result()
@@ -92,7 +102,7 @@ def verify(store: Store, step: int) -> Manifest:
             pass
 
     with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
-        for _ in pool.map(verify_one, sorted(manifest.parts)):
+        for _ in pool.map(partial(_twice, store, verify_one), sorted(manifest.parts)):
             pass
     return manifest
 

@@ -54,13 +54,13 @@ def restore(
             )
             hot.delete(stale)
     world.barrier()
-    unreadable: set[int] = set()  # these stay where they are
+    unreadable = dict[int, str]()  # these stay where they are; why
     while True:
         own = [step for step in hot.steps() if step not in unreadable] if hot else []
         hot_steps = [set(steps) for steps in world.gather(own)]
         step = max([*durable_steps, *(s for steps in hot_steps for s in steps)], default=None)
         if step is None and unreadable:
-            raise TransientError(f"{durable.shown}: no snapshot can be read: look at the disk, and try again")
+            raise TransientError(f"{durable.shown}: no snapshot can be read: {unreadable[max(unreadable)]}")
         if step is None:
             return None
         # The hot tier first: it costs no traffic of the durable store.
@@ -70,10 +70,11 @@ def restore(
         if isinstance(found, Restored):
             return found
         if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
-            unreadable.add(step)
+            unreadable[step] = problem
             durable_steps = [s for s in durable_steps if s != step]
             if world.is_main:
-                log(f"UNREADABLE SNAPSHOT of step {step}: {problem}. It stays as it is; trying the next older one.")
+                what = f"UNREADABLE SNAPSHOT of step {step}: {problem}"
+                log(f"{what}. It stays as it is; trying the next older one.")
             continue
         finders = [rank for rank, finding in enumerate(found) if finding.damage]
         if not holders:

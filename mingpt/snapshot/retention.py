@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mingpt.errors import Damaged
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.lineage import rewound
 from mingpt.snapshot.reader import manifest_or_none
@@ -67,9 +66,9 @@ def _delete(store: Store, step: int) -> None:
     """Delete a snapshot, but not what a rewind has set aside of the same step."""
     if not any(file.was_rewound for file in store.files(step)):
         return store.delete(step)
-    try:
-        stay = {name for aside, manifest in rewound(store, step) for name in (aside, *manifest.parts)}
-    except Damaged:
+    bad = list[str]()
+    stay = {name for aside, manifest in rewound(store, step, bad.append) for name in (aside, *manifest.parts)}
+    if bad:
         return None  # nobody knows which parts are whose
     of_ours = [file for file in store.files(step) if file.name == MANIFEST or file.is_ours]
     store.remove(sorted((f for f in of_ours if f.name not in stay), key=lambda file: file.name != MANIFEST))

@@ -6,7 +6,7 @@ part's name has the hash of its content, so two writers of one step can only wri
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,11 +16,11 @@ from uuid import uuid4
 
 from mingpt.errors import Damaged, Incomplete, Unreadable
 from mingpt.folder import Folder
-from mingpt.localfile import BROKEN, PAUSES, Buffer, NotPlain, check_file, check_folder, sync_folder
+from mingpt.localfile import Buffer, NotPlain, check_file, check_folder, sync_folder
 from mingpt.snapshot.format import MANIFEST, PART_NAME, Manifest
 from mingpt.snapshot.manifest import MANIFEST_LIMIT, encode_manifest
 from mingpt.snapshot.pieces import read_pieces, room_for
-from mingpt.storage import modified
+from mingpt.storage import is_mismatch, modified, unmasked
 
 STEP_FOLDER = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9})")  # train.max_steps goes to 2^31 - 1
 SNAPSHOTS, METRICS = "snapshots", "metrics"  # folders in a run's directory
@@ -122,7 +122,10 @@ class Store(Folder):
 
     def is_committed(self, step: int) -> bool:
         self.fs.invalidate_cache()
-        return bool(self.fs.exists(f"{self.folder(step)}/{MANIFEST}"))
+        try:
+            return bool(self.fs.exists(f"{self.folder(step)}/{MANIFEST}"))
+        except Exception:  # of any client: about this one file, or the listing fails, too
+            return MANIFEST in self.entries(self._name(step))
 
     def folders(self) -> list[int]:
         """The steps that have a folder, committed or not, newest first."""
@@ -144,11 +147,11 @@ class Store(Folder):
     def size(self, step: int | None, name: str) -> int:
         """In bytes. Raises Damaged if the file is missing, and for a link, a FIFO or a device."""
         path = self._file(step, name)
-        with self._as_damage(name):
+        with self._as_damage(name, step):
             if self.local:
                 return check_file(path).st_size
             self.fs.invalidate_cache()  # adlfs would answer from a listing that is older than our own write
-            size = self.fs.info(path)["size"]  # not adlfs's `size`, which has no time limit
+            size = self.again(lambda: self.fs.info(path))["size"]  # not adlfs's `size`, which has no time limit
         if not isinstance(size, int):
             raise Damaged(f"{name}: its server does not report its size")
         return size
@@ -169,32 +172,32 @@ class Store(Folder):
     def read_pieces(self, step: int, name: str, size: int) -> Iterator[memoryview]:
         """The same, piece by piece; each is valid until the next. Needs little memory for a file of any size."""
         self.check_size(step, name, size)
-        with self._as_damage(name):
+        with self._as_damage(name, step):
             yield from read_pieces(self, self._name(step, name), size)
 
     @contextmanager
-    def _as_damage(self, name: str) -> Iterator[None]:
-        """Turn what is wrong with a file that the manifest names into Damaged, or Unreadable if the disk fails."""
+    def _as_damage(self, name: str, step: int | None) -> Iterator[None]:
+        """Turn what is wrong with a file that the manifest names into Damaged, or Unreadable if it can't be had."""
         try:
             yield
-        except FileNotFoundError as error:
-            raise Damaged(f"{name} is missing") from error
         except NotPlain as problem:
             raise Damaged(f"{name} {problem}") from problem
         except EOFError as error:
             raise Damaged(f"{name} has become shorter while it was read") from error
-        except OSError as error:
-            if error.errno not in BROKEN:
-                raise
-            what = f"{name}: {error.strerror}, {len(PAUSES) + 1} times: look at the disk"
-            raise Unreadable(f"{self.shown}: {what}") from error
+        except Exception as error:
+            if isinstance(unmasked(error), FileNotFoundError):
+                raise Damaged(f"{name} is missing") from error
+            if is_mismatch(error):
+                raise Damaged(f"{name}: its bytes are not those that were stored ({error})") from error
+            self.raise_unreadable(self._name(step, name), error)
+            raise
 
     def read_manifest(self, step: int, name: str = MANIFEST) -> bytes:
         """At most MANIFEST_LIMIT bytes come into memory, whatever the server sends. Raises Damaged for more."""
         size = self.size(step, name)
         if size > MANIFEST_LIMIT:
             raise Damaged(f"{name} is larger than {MANIFEST_LIMIT} bytes")
-        with self._as_damage(name):
+        with self._as_damage(name, step):
             return b"".join(bytes(piece) for piece in read_pieces(self, self._name(step, name), size))
 
     def write_part(self, step: int, name: str, content: Iterable[Buffer]) -> None:
@@ -228,31 +231,41 @@ class Store(Folder):
         """Write the manifest, after all parts. False: the step has a manifest already, which stays.
 
         So an attempt that wakes up late (a preempted node that was still uploading) replaces nothing. A store without
-        conditional puts can't promise that. Raises Incomplete, with the manifest set aside, if a part is gone by now:
-        somebody's prune may have taken it for a dead writer's, until the manifest was there.
+        conditional puts can't promise that. Raises Incomplete, with the manifest set aside, if a part is gone by now
+        (somebody's prune may have taken it for a dead writer's, until the manifest was there), or the manifest, which a
+        store may have dropped.
         """
-        if not self.create(self._name(manifest.step, MANIFEST), encode_manifest(manifest)):
+        raw = encode_manifest(manifest)
+        if not self.create(self._name(manifest.step, MANIFEST), raw):
             return False
         if self.local:
             sync_folder(Path(self.root))  # the entry of the step's folder
         try:
-            self.check_parts(manifest)
+            self.check_parts(manifest, **{MANIFEST: len(raw)})
         except Incomplete:
             with suppress(FileNotFoundError):
                 self.set_aside(manifest.step)
             raise
         return True
 
-    def check_parts(self, manifest: Manifest) -> None:
-        """Raise Incomplete unless a listing shows every part with its size."""
-        sizes = {file.name: file.size for file in self.files(manifest.step)}
-        for name, part in manifest.parts.items():
-            if (size := sizes.get(name)) != part.size:
-                found = "is not there" if size is None else f"has {size} bytes in place of {part.size}"
-                raise Incomplete(
-                    f"{self.folder_url(manifest.step)}: {name} {found} after it was written; with several nodes, "
-                    f"{self.key} must be a place that all of them share"
-                )
+    def check_parts(self, manifest: Manifest, **more: int) -> None:
+        """Raise Incomplete unless every part is there with its size; more: other files, and their sizes."""
+        try:
+            self.check_sizes(manifest.step, {name: part.size for name, part in manifest.parts.items()} | more)
+        except Damaged as problem:
+            raise Incomplete(
+                f"{self.folder_url(manifest.step)}: {problem} after it was written; with several nodes, "
+                f"{self.key} must be a place that all of them share"
+            ) from problem
+
+    def check_sizes(self, step: int, sizes: Mapping[str, int]) -> None:
+        """Raise Damaged unless these files are there, with these sizes. One listing tells. It may be stale, or without
+        sizes, as a web server's: a file that it does not show is asked for.
+        """
+        listed = {file.name: file.size for file in self.files(step)}
+        for name, size in sizes.items():
+            if listed.get(name) != size:
+                self.check_size(step, name, size)
 
     @cached_property
     def conditional_puts(self) -> bool:
@@ -279,7 +292,7 @@ class Store(Folder):
         """
         try:
             token = sha256(self.read_manifest(step)).hexdigest()
-        except Damaged:  # it has no content to hash, and must not replace one that was set aside before
+        except (Damaged, Unreadable):  # no content to hash; it must not replace one that was set aside before
             token = uuid4().hex
         name = f"{SET_ASIDE}{why}{token[:8]}-{MANIFEST}"
         self._move(step, MANIFEST, name)
@@ -302,6 +315,7 @@ class Store(Folder):
             os.rename(self._file(step, name), self._file(step, new))
         else:
             self.fs.cp_file(self._file(step, name), self._file(step, new))
+            self.check_stored(self._name(step, new))  # before the only other copy goes
             self.fs.rm_file(self._file(step, name))
 
     def delete(self, step: int) -> None:
@@ -335,6 +349,14 @@ class Store(Folder):
             for folder in folders:
                 with suppress(OSError):  # not empty
                     os.rmdir(folder)
+
+    def remove_parts(self, step: int) -> None:
+        """Delete what is in a step's folder, unless a manifest is there, or one that was set aside: the parts may be
+        that one's.
+        """
+        files = self.files(step)
+        if not any(file.name.endswith(MANIFEST) for file in files):
+            self.remove(file for file in files if file.is_ours)
 
     def unfinished_uploads(self) -> list[File]:
         """Up to 1,000 multipart uploads of parts that were never completed, such as those of killed writers. S3 keeps

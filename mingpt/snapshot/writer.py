@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, TransientError, UserError
+from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, TransientError, Unreadable, UserError
 from mingpt.localfile import Buffer
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.format import FORMAT, Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
@@ -213,6 +213,8 @@ class SnapshotWriter:
                 report = self.write_parts(step, self._staging.parts(staged))
             reports = self.world.gather(report)
             trim_memory(staged)
+            if self.world.is_main and any("error" in report for report in reports):
+                self._remove_parts(step)
             raise_first(reports)
             with self._own_work():
                 committed = self.commit(step, reports, metrics) if self.world.is_main else None
@@ -252,6 +254,18 @@ class SnapshotWriter:
             plan(self.store, self.retention, step, self._val_losses).apply(self.store)
         except BaseException as error:
             self.log(f"old snapshots could not be deleted: {error}; the next snapshot tries again")
+
+    def _remove_parts(self, step: int) -> None:
+        """What a snapshot that failed leaves would make a full disk fuller. Called by one process.
+
+        No manifest names it: a commit comes after all parts. But a newer attempt may be writing the same ones.
+        """
+        try:
+            if self.claim is not None:
+                self.claim.check()
+            self.store.remove_parts(step)
+        except Exception:  # why the snapshot failed is reported; what stays goes with a later one, as a dead writer's
+            return
 
     def write_parts(self, step: int, staged: Iterable[StagedPart]) -> dict[str, Any]:
         """Write this process's parts. Returns their entries in the manifest, or what went wrong.
@@ -307,6 +321,8 @@ class SnapshotWriter:
         self.store.check_parts(manifest)
         if not self.store.commit(manifest):
             self._replace_older(manifest)
+        if self.verify:  # if it is damaged, the next try sets it aside
+            read_manifest(self.store, manifest.step)
         if self.claim is not None:  # a newer attempt may have started meanwhile; its start sets this snapshot aside
             self.claim.check()
 
@@ -317,7 +333,7 @@ class SnapshotWriter:
         """
         try:
             theirs = read_manifest(self.store, ours.step)
-        except Damaged:
+        except (Damaged, Unreadable):
             why = ""
         else:
             if theirs.digest == ours.digest:

@@ -11,13 +11,15 @@ import pytest
 
 from mingpt.errors import USER_ERROR, SnapshotFailed, UserError
 from mingpt.snapshot import writer as writer_module
+from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.retention import Retention, plan
-from mingpt.snapshot.store import Buffer, Store
+from mingpt.snapshot.store import REWOUND, Buffer, Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
+from node_kit import wait_until
 from run_kit import NewRun
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
@@ -115,11 +117,11 @@ class Pruned(Store):
         super().__init__(url)
         self.prunes = prunes
 
-    def check_parts(self, manifest: Manifest) -> None:
+    def check_parts(self, manifest: Manifest, **more: int) -> None:
         if self.prunes and self.steps():
             self.prunes -= 1
             self.remove([file for file in self.files(manifest.step) if file.name in manifest.parts])
-        super().check_parts(manifest)
+        super().check_parts(manifest, **more)
 
 
 @pytest.mark.parametrize("url", ["{}", "memory://{}"])
@@ -129,9 +131,42 @@ def test_no_snapshot_counts_as_stored_whose_parts_are_gone_once_its_manifest_is_
     assert (store.prunes, len(said)) == (0, 1)
     store.delete(3)
     store.prunes = 2
-    with pytest.raises(SnapshotFailed, match=r"step-000000003: model-.* is not there"):
+    with pytest.raises(SnapshotFailed, match=r"step-000000003: model-.* is missing"):
         save(store, 3)
     assert store.steps() == []
+
+
+class Full(Store):
+    """The disk is full when the optimizer's part comes."""
+
+    def write_part(self, step: int, name: str, content: Iterable[Buffer]) -> None:
+        if name.startswith("optimizer"):
+            wait_until(lambda: bool(self.files(step)), "the model's part", 60)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write_part(step, name, content)
+
+
+def test_what_a_failed_write_left_goes_at_once_but_not_what_another_snapshot_may_need(tmp_path: Path) -> None:
+    full, good = Full(str(tmp_path)), Store(str(tmp_path))
+    save(good, 1)
+    with pytest.raises(UserError, match="the disk is full"):
+        save(full, 2)
+    assert good.folders() == [1]
+
+    # These are the parts of a snapshot that a rewind has set aside.
+    save(good, 3)
+    name = good.set_aside(3, REWOUND)
+    with pytest.raises(UserError, match="the disk is full"):
+        save(full, 3)
+    good.bring_back(3, name)
+    assert verify(good, 3).digest
+
+    # A newer attempt may be writing the same parts.
+    claim = Attempt.claim(str(tmp_path / "run"), 0, None)
+    Attempt.claim(str(tmp_path / "run"), 0, None)
+    with pytest.raises(UserError, match="the disk is full"):
+        save(full, 4, claim=claim)
+    assert [file.name[:5] for file in good.files(4)] == ["model"]
 
 
 def test_a_prune_deletes_nothing_whose_manifest_came_meanwhile(tmp_path: Path) -> None:

@@ -4,20 +4,29 @@ import asyncio
 import errno
 import gc
 import socket
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 import botocore.exceptions
 import pytest
+from azure.core.exceptions import ClientAuthenticationError
+from botocore.exceptions import ClientError
+from gcsfs.retry import HttpError
+from s3fs.errors import translate_boto_error
 
 from mingpt.config.schema import WorldConfig
 from mingpt.errors import TransientError, UserError
 from mingpt.snapshot.reader import find
+from mingpt.snapshot.store import Store
 from mingpt.storage import open_fs, place
 from mingpt.train.attempt import report_failure
 from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime
+from store_kit import GoogleEmulator, forget_clients
 from told import Told
+from web_kit import Quiet, serving
 
 
 @pytest.mark.parametrize("scheme", ["memory", "s3"])
@@ -42,7 +51,7 @@ def missing(behind: BaseException | None) -> FileNotFoundError:
     [
         (OSError(errno.ENOSPC, "No space left on device"), UserError),
         (PermissionError("403"), UserError),
-        (aiohttp.ClientResponseError(cast(Any, None), (), status=403), UserError),
+        (aiohttp.ClientResponseError(cast(Any, SimpleNamespace(real_url=SECRET)), (), status=403), UserError),
         (botocore.exceptions.NoCredentialsError(), UserError),
         (botocore.exceptions.EndpointConnectionError(endpoint_url=SECRET), TransientError),
         (OSError(errno.EIO, "Input/output error"), TransientError),
@@ -58,6 +67,96 @@ def test_what_a_store_fails_with_names_the_key_and_says_whether_to_try_again(err
     assert type(caught.value) is kind
     assert str(caught.value).startswith("data.path=http://host/a?***: ")
     assert "s3cret" not in str(caught.value)
+
+
+def s3(code: str, message: str) -> Exception:
+    """As s3fs raises what S3 answers."""
+    return translate_boto_error(ClientError({"Error": {"Code": code, "Message": message}}, "PutObject"))
+
+
+def azure(detail: str) -> Exception:
+    """What Azure refuses, as its client raises it."""
+    error = ClientAuthenticationError(
+        f"Server failed to authenticate the request.\nRequestId:1\nErrorCode:AuthenticationFailed\ndetail:{detail}"
+    )
+    error.status_code = 403
+    return error
+
+
+def wrapped(error: Exception) -> Exception:
+    """As adlfs wraps what it fails with while it uploads."""
+    outer = RuntimeError(f"Failed to upload block: {error}!")
+    outer.__cause__ = error
+    return outer
+
+
+EXPIRED_SAS = "Signature not valid in the specified time frame: Start [a] - Expiry [b]"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (s3("ExpiredToken", "The provided token has expired."), TransientError, "(ExpiredToken) when"),
+        (s3("RequestExpired", "Request has expired."), TransientError, "(RequestExpired) when"),
+        (s3("InvalidToken", "The provided token is malformed."), TransientError, "(InvalidToken) when"),
+        (s3("BadDigest", "The CRC32 you specified did not match."), TransientError, "(BadDigest) when"),
+        (s3("400", "Bad Request"), TransientError, "(400) when"),
+        (s3("AccessDenied", "No identity-based policy allows it"), UserError, "(AccessDenied) when"),
+        (s3("InvalidObjectState", "It is archived"), UserError, "(InvalidObjectState) when"),
+        (s3("InvalidBucketName", "The bucket is not valid."), UserError, "(InvalidBucketName) when"),
+        (s3("NoSuchBucket", "The bucket does not exist"), UserError, "(NoSuchBucket) when"),
+        (azure(EXPIRED_SAS), TransientError, "AuthenticationFailed; detail:Signature not valid"),
+        (wrapped(azure(EXPIRED_SAS)), TransientError, "AuthenticationFailed; detail:Signature not valid"),
+        (azure("Signature did not match."), UserError, "detail:Signature did not match."),
+        (HttpError({"code": 401, "message": "Invalid Credentials"}), TransientError, "Invalid Credentials, 401"),
+        (HttpError({"code": 401, "message": "Anonymous caller has no access"}), UserError, "Anonymous caller"),
+        (OSError("Forbidden: b/o\nme does not have storage.objects.get"), UserError, "me does not have storage.obj"),
+        (ValueError("Bad Request: b/o\ninvalid name"), UserError, "invalid name"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_stores_own_words_are_kept_and_what_passes_is_tried_again(error: Exception, kind: type, words: str) -> None:
+    with pytest.raises(kind) as caught, place("snapshot.dir", "s3://runs/run"):
+        raise error
+    assert type(caught.value) is kind
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class Proxy(Quiet):
+    """Answers what is asked of it, whatever the server. Google's is asked for listings alone."""
+
+    def do_GET(self) -> None:
+        body = b'{"items": []}' if "google" in self.path else b"To be"
+        self.send_response(404 if "/o/" in self.path else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+
+def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As curl, pip and boto do. No server has a name in .invalid."""
+    for name, value in GoogleEmulator(Path()).environment(0).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://google.invalid")
+    forget_clients()
+    try:
+        with pytest.raises(TransientError, match=r"http://web\.invalid"):
+            Store("http://web.invalid/run").steps()
+        with serving(Proxy) as url:
+            monkeypatch.setenv("http_proxy", url)
+            fs, path = open_fs("http://web.invalid/text.txt", "data.path")
+            assert fs.cat_file(path) == b"To be"
+            assert Store("gs://bucket/run").steps() == []
+            fs, path = open_fs("simplecache::http://web.invalid/text.txt", "data.path")
+            assert fs.cat_file(path) == b"To be"
+    finally:
+        monkeypatch.undo()
+        forget_clients()
 
 
 def test_a_fault_of_ours_keeps_its_stack_trace() -> None:

@@ -7,14 +7,17 @@ from uuid import uuid4
 
 import pytest
 
-from mingpt import cli
-from mingpt.errors import Damaged, SnapshotFailed, TransientError, UserError
+from mingpt import cli, localfile
+from mingpt.errors import Damaged, Incomplete, SnapshotFailed, TransientError, UserError
 from mingpt.snapshot import writer as writer_module
-from mingpt.snapshot.reader import read
+from mingpt.snapshot.attempts import Attempt, records
+from mingpt.snapshot.hot import run_id
+from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
-from snapshot_kit import equal, save, state_of
+from snapshot_kit import equal, read_newest, save, state_of
 from store_kit import BUCKET, Stores
+from web_kit import Folder, served
 
 
 @pytest.fixture
@@ -78,6 +81,88 @@ def test_a_download_that_was_cut_off_is_no_damage(store: Store, monkeypatch: pyt
     )
     with pytest.raises(TransientError, match=r"snapshot\.dir=memory://.*: \d+ bytes"):
         read(store, 1)
+
+
+class Broken(Folder):
+    """A web server that can't hand out one file."""
+
+    def send_head(self) -> Any:
+        if "step-000000002/model" in self.path:
+            return self.send_error(500)
+        return super().send_head()
+
+
+def test_a_file_that_alone_cant_be_had_is_named_and_older_ones_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(localfile, "PAUSES", (0, 0))
+    for step in (1, 2):
+        save(Store(str(tmp_path)), step)
+    with served(tmp_path, Broken) as url:
+        assert cli.run("snapshots", ["verify", url]) == 1
+        bad, good = capsys.readouterr().out.splitlines()
+        assert bad.startswith(f"step 2: DAMAGED: {url}/step-000000002: URL={url}: step-000000002/model-00001-")
+        assert good.startswith("step 1: good")
+        said = list[str]()
+        assert (newest := read_newest(Store(url), said.append))
+        assert newest.manifest.step == 1
+        assert [line[:28] for line in said] == ["UNREADABLE SNAPSHOT of step "]
+
+
+def test_a_bit_that_flips_once_on_the_way_damages_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each file, the first time; no client sees it."""
+    real, seen = store.fs.cat_file, set[str]()
+
+    def unreliable(path: str, *range: Any, **named: Any) -> bytes:
+        content: bytes = real(path, *range, **named)
+        if path in seen:
+            return content
+        seen.add(path)
+        return content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+
+    monkeypatch.setattr(store.fs, "cat_file", unreliable)
+    assert equal(read(store, 1).state, state_of(1))
+    seen.clear()
+    assert verify(store, 1).step == 1
+
+
+def test_a_claim_that_cant_be_had_is_left_out_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(localfile, "PAUSES", (0, 0))
+    url = f"memory://{uuid4().hex}"
+    for _ in range(3):
+        Attempt.claim(url, 0, None)
+    fs = Store(url).fs
+    real = fs.cat_file
+
+    def broken(path: str, *range: Any, **named: Any) -> Any:
+        if "00002" in path:
+            raise OSError("503")
+        return real(path, *range, **named)
+
+    monkeypatch.setattr(fs, "cat_file", broken)
+    assert [*records(url)] == [1, 3]
+    assert capsys.readouterr().err.startswith(f"run.dir={url}: attempts/00002.json: others in there can be read: 503: ")
+    monkeypatch.setattr(fs, "cat_file", lambda *_, **__: broken("00002"))  # none can be had
+    with pytest.raises(TransientError):
+        records(url)
+
+
+def test_a_claim_that_the_store_drops_is_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://{uuid4().hex}"
+    monkeypatch.setattr(Store(url).fs, "pipe_file", lambda *_, **__: None)
+    with pytest.raises(Incomplete, match=r"attempts/00001\.json is not there"):
+        Attempt.claim(url, 0, None)
+    with pytest.raises(Incomplete, match="run-id is not there"):
+        run_id(url)
+
+
+def test_a_manifest_is_set_aside_only_if_its_copy_is_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.fs, "cp_file", lambda *_, **__: None)
+    with pytest.raises(Incomplete, match="set-aside-"):
+        store.set_aside(1)
+    assert store.steps() == [1]
 
 
 @pytest.mark.slow
