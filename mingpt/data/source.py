@@ -9,7 +9,7 @@ its own document.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -39,6 +39,44 @@ class EvalSplit(Protocol):
         """The number of microbatches; 0: nothing to evaluate on."""
 
     def __getitem__(self, index: int, /) -> Microbatch: ...
+
+
+@runtime_checkable
+class SampledSplit(EvalSplit, Protocol):
+    """A split that knows its samples. size: how many there are. micro_size: how many a full microbatch has."""
+
+    size: int
+    micro_size: int
+
+    def evenly(self, most: int) -> "SampledSplit":
+        """At most so many of its samples, spread evenly over it: the same ones whatever micro_size is."""
+
+
+def spread(total: int, most: int) -> Sequence[int]:
+    """At most `most` of the numbers below `total`, evenly."""
+    return range(total) if most >= total else [i * total // most for i in range(most)]
+
+
+class WholeMicrobatches:
+    """A split that does not know its samples, such as a user's own: each of its microbatches counts as one."""
+
+    micro_size = 1
+
+    def __init__(self, split: EvalSplit, chosen: Sequence[int]) -> None:
+        self.split, self.chosen, self.size = split, chosen, len(chosen)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int, /) -> Microbatch:
+        return self.split[self.chosen[index]]
+
+    def evenly(self, most: int) -> "WholeMicrobatches":
+        return WholeMicrobatches(self.split, [self.chosen[i] for i in spread(self.size, most)])
+
+
+def sampled_split(split: EvalSplit) -> SampledSplit:
+    return split if isinstance(split, SampledSplit) else WholeMicrobatches(split, range(len(split)))
 
 
 @dataclass(frozen=True)

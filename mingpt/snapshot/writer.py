@@ -80,7 +80,7 @@ class SnapshotWriter:
     step: int | None = None  # of the snapshot that was started last
     failures: int = 0  # in a row; equal in all processes, though not updated at the same moment
     broken: bool = False  # it can't write any more: a newer attempt has started, or the process group has failed
-    _val_losses: dict[int, float | None] = field(default_factory=dict)  # by step, of committed snapshots
+    _val_losses: dict[int, tuple[float | None, Any]] = field(default_factory=dict)  # see retention.plan
     _job: "Future[str] | None" = None
     _pool: ThreadPoolExecutor = field(init=False)
 

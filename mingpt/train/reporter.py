@@ -43,7 +43,8 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.train.context import StepContext
-from mingpt.train.evaluation import first_microbatches
+from mingpt.train.evaluation import evaluated_part
+from mingpt.train.resume import validation_of
 from mingpt.train.stats import Figures
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
@@ -238,11 +239,16 @@ def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str
                 f"WARNING: {epochs:,.0f} epochs{of}: a model that sees its data so often learns it by heart: take more "
                 f"data, or lower train.max_steps"
             )
-    if total := len(source.validation):
-        number = len(first_microbatches(source.validation, config.train.most_eval_batches(config.batch)))
-        every = counted(config.train.eval_every or steps, "step")
-        which = "all" if number == total else f"the first {number:,} of"
-        yield f"validation: {which} {counted(total, 'microbatch')} every {every} (train.eval_batches)"
+    if measured := validation_of(config, source):
+        number, total = measured
+        every = config.train.eval_every or steps
+        microbatches = len(evaluated_part(source.validation, config.train.eval_batches))
+        work = microbatches / (3 * every * plan.microbatches)  # forward alone is a third of a step
+        which = f"all {total:,}" if number == total else f"{number:,} of {total:,}"
+        yield (
+            f"validation: {which} samples every {counted(every, 'step')}, about {work / (1 + work):.0%} of the time "
+            f"(train.eval_batches)"
+        )
     if config.schedule.warmup_steps >= config.train.max_steps:
         yield (
             f"WARNING: schedule.warmup_steps={config.schedule.warmup_steps}, but train.max_steps="

@@ -16,6 +16,7 @@ from mingpt.metrics import read_metrics
 from mingpt.snapshot.reader import read
 from mingpt.train.tasks import load_tasks, of_training
 from own_kit import CLASSIFIER
+from paths_kit import ROOT
 from run_kit import TIME_LIMIT, NewRun
 from snapshot_kit import PROVENANCE, save
 from tasks_kit import TASKS, write_tasks
@@ -42,11 +43,16 @@ def place(text: Path) -> str:
 def test_the_figures_are_those_that_training_has_measured(text: Path) -> None:
     """bits_per_byte: of the bytes of a character, of which é has two."""
     (wide := Path("wide.txt")).write_text(text.read_text().replace("e", "é"))
-    train(Path("run"), wide, Path("cache"), "train.eval_batches=0")
+    train(Path("run"), wide, Path("cache"))
+    train(Path("all"), wide, Path("cache"), "train.eval_batches=0")
+    assert read_metrics("all")[7]["val_loss"] == read_metrics("run")[7]["val_loss"]
+    page = " ".join((ROOT / "docs/workloads-evaluate-generate.md").read_text().split())
+    assert "the loss is, to the bit, what training logged at that step, if it took the whole split too" in page
     row, found = read_metrics("run")[7], mingpt.json(f"evaluate run@8 data.path={wide}")
     assert (found["step"], found["loss"]) == (8, row["val_loss"])  # to the bit
     assert (found["bits_per_byte"], found["perplexity"]) == (row["val_bits_per_byte"], math.exp(row["val_loss"]))
     # A tenth of 6,000 characters, but for the first.
+    assert (row["val_tokens"], row["val_share"]) == (599, 1)
     assert (found["targets"], found["bytes"]) == (599, len(wide.read_text()[5401:].encode()))
     bits = found["loss"] * 599 / math.log(2) / found["bytes"]
     assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-12)
