@@ -46,10 +46,29 @@ from mingpt.train.context import StepContext
 from mingpt.train.evaluation import evaluated_part
 from mingpt.train.resume import validation_of
 from mingpt.train.stats import Figures
+from mingpt.world.clock import PAUSED
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
 
 STARTING = ("import", "data", "rendezvous", "load")  # the clock's phases before the first step
+
+
+class Pace:
+    """Seconds a sample, with evaluations and snapshots: a mean over the last `window` steps, which have one of each."""
+
+    def __init__(self, window: int) -> None:
+        self.window, self.marks = window, deque[tuple[int, int, float]]()
+
+    def mark(self, step: int, seen: int, seconds: float) -> None:
+        """seen: samples up to this step. seconds: of the attempt up to its end."""
+        self.marks.append((step, seen, seconds))
+        while len(self.marks) > 1 and self.marks[1][0] <= step - self.window:
+            self.marks.popleft()
+
+    def of(self, seen: int, seconds: float) -> float | None:
+        """Up to now; None: only one step was done."""
+        _, before, since = self.marks[0]
+        return (seconds - since) / (seen - before) if seen > before else None
 
 
 class Reporter:
@@ -65,7 +84,7 @@ class Reporter:
         self.train, self.world, self.update, self.attempt = config.train, context.world, context.update, attempt
         self.start, self.done = start, start
         self.marks = deque([(start, 0.0)], maxlen=2)  # logged steps, and the seconds of training up to them
-        self.first = start, 0.0  # the first step of this attempt, and the seconds up to its end
+        self.pace = Pace(max(100, self.train.eval_every, config.snapshot.every_steps))
         flops = peak_flops(context.device, config.precision)
         self.peak = None
         if flops and isinstance(context.model, LanguageModel):
@@ -109,7 +128,7 @@ class Reporter:
                 parts = {name: clock.seconds(name) for name in STARTING} | {"first step": self._trained()}
                 say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))
             clock.enter("step")  # the first one is counted as "compile" if the model is compiled
-            self.first = self.done, sum(clock.account().values())
+            self.pace.mark(self.done, self.context.plan.seen(self.done), self._awake())
         with clock.within("report"):
             self.observers.publish(self._done(figures))
 
@@ -120,11 +139,11 @@ class Reporter:
         step_seconds = (trained - seconds) / (step - before)
         if logged:
             self.marks.append((step, trained))
-        block, (first, until) = self.config.model.block_size, self.first
-        done, seen = plan.seen(step), plan.seen(first)
+        block, done = self.config.model.block_size, plan.seen(step)
         speed = (done - plan.seen(before)) * block / (trained - seconds)
-        elapsed = sum(self.lifetime.clock.account().values()) - until
-        pace = elapsed / (done - seen) if step > first else block / speed  # a sample's, with evaluations and snapshots
+        pace = self.pace.of(done, self._awake()) or block / speed
+        if logged:
+            self.pace.mark(step, done, self._awake())
         return StepDone(
             step=step,
             loss=figures.loss,
@@ -144,6 +163,10 @@ class Reporter:
 
     def _trained(self) -> float:
         return sum(map(self.lifetime.clock.seconds, STEPS))
+
+    def _awake(self) -> float:
+        """Seconds of this attempt, without those in which its process was stopped."""
+        return sum(seconds for phase, seconds in self.lifetime.clock.account().items() if phase != PAUSED)
 
     def end(self, done: int, finished: bool, digest: str | None) -> None:
         self.lifetime.ending = True

@@ -33,7 +33,7 @@ from mingpt.train.bad_steps import BadSteps
 from mingpt.train.evaluation import Evaluation
 from mingpt.train.factory import build
 from mingpt.train.loop import Run
-from mingpt.train.reporter import Reporter, begin_snapshots
+from mingpt.train.reporter import Pace, Reporter, begin_snapshots
 from mingpt.train.resume import other_validation
 from mingpt.train.stats import DelayedRead
 from mingpt.world.clock import Clock
@@ -171,6 +171,20 @@ def test_a_device_that_is_read_one_step_late_shows_the_same_figures(open_run: Op
         figures.append([(e.step, e.loss, e.grad_norm) for e in recorder.of(StepDone)])
     assert figures[0] == figures[1]
     assert [[step for step, *_ in steps] for steps in figures[1:]] == [[1, 2, 3, 4], [1, 2]]
+
+
+def test_time_left_is_a_mean_over_the_last_steps() -> None:
+    """After a slow beginning, it forgets that within a window."""
+    pace = Pace(window=100)
+    pace.mark(1, 8, 50.0)
+    assert pace.of(8, 50.0) is None
+    seconds = 50.0
+    for step in range(10, 500, 10):
+        seconds += 100.0 if step <= 100 else 10.0
+        assert pace.of(8 * step, seconds) is not None
+        pace.mark(step, 8 * step, seconds)
+    assert pace.of(8 * 490, seconds) == 10.0 / 80
+    assert len(pace.marks) == 11
 
 
 def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
