@@ -129,6 +129,8 @@ class Reporter:
                 say("start: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in parts.items()))
             clock.enter("step")  # the first one is counted as "compile" if the model is compiled
             self.pace.mark(self.done, self.context.plan.seen(self.done), self._awake())
+        if self.world.is_main and not figures.tokens:
+            say(f"WARNING: step {self.done}: no target of its samples counts: its loss says nothing, nothing is learnt")
         with clock.within("report"):
             self.observers.publish(self._done(figures))
 
