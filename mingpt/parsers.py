@@ -19,7 +19,7 @@ from mingpt.errors import UserError
 from mingpt.prepare.corpora import CORPORA, DATASETS
 from mingpt.prepare.forms import Form
 
-URL = "RUN or RUN@STEP (or a folder of snapshots, or of one)"
+URL = "RUN, RUN@STEP or RUN@best, by validation loss (or a folder of snapshots, or of one)"
 
 
 # --- what several verbs share ---

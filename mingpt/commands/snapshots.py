@@ -4,7 +4,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -18,7 +19,9 @@ from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.lineage import rewind, undo
 from mingpt.snapshot.reader import (
+    BEST,
     Found,
+    best_of,
     check_conflicts,
     check_same_run,
     copy_metrics,
@@ -56,6 +59,8 @@ class Entry:
     not_finite: tuple[str, ...] = ()  # losses that were NaN or infinite
     attempt: int | None = None
     world_size: int | None = None
+    validated_on: Any = None
+    best: bool = False
 
 
 def _inspect(store: Store, step: int) -> Entry:
@@ -88,7 +93,14 @@ def _inspect(store: Store, step: int) -> Entry:
         not_finite=tuple(manifest.metrics.not_finite),
         attempt=last.get("attempt"),
         world_size=last.get("world_size"),
+        validated_on=manifest.validated_on,
     )
+
+
+def _marked(entries: list[Entry]) -> list[Entry]:
+    """With the one that RUN@best names."""
+    best = best_of({e.step: (e.val_loss, e.validated_on) for e in entries if e.state == GOOD})
+    return [replace(e, best=e.step == best) for e in entries]
 
 
 def _age_seconds(files: list[File]) -> float | None:
@@ -126,7 +138,7 @@ def _number(value: float | None) -> str:
 
 
 def _row(e: Entry) -> tuple[str, ...]:
-    state = f"{e.state}: {e.problem}" if e.problem else e.state
+    state = f"{e.state}: {e.problem}" if e.problem else f"{e.state}, {BEST}" if e.best else e.state
     losses = ["nan" if name in e.not_finite else _number(getattr(e, name)) for name in ("loss", "val_loss")]
     return str(e.step), _age(e.age_seconds), _size(e.bytes), e.digest[:16] if e.digest else "-", *losses, state
 
@@ -169,6 +181,7 @@ def list_command(options: Options) -> int:
     try:
         found = find(options.url, options.step, committed=False)
         entries = [_inspect(found.store, step) for step in found.steps]
+        entries = _marked(entries) if len(entries) > 1 else entries
     except UserError:
         if options.step is None:  # a folder of runs?
             runs = {name: _inspect(s, steps[0]) for name, s in runs_below(options.url) if (steps := s.steps())}

@@ -1,10 +1,11 @@
 """Find snapshots, read one and verify all of it on the way, copy them to another store."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import METRICS, SNAPSHOTS, STEP_FOLDER, Store
 
 Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
+BEST = "best"  # RUN@best: the snapshot with the lowest validation loss
 PARALLEL_PARTS = 4  # hashing and waiting for a store both release the GIL
 
 
@@ -118,9 +120,34 @@ class Found:
     steps: list[int]
 
 
+def best_of(measured: Mapping[int, tuple[float | None, Any]]) -> int | None:
+    """The step with the lowest validation loss, of equal ones the oldest, among those measured as the newest's was.
+
+    measured: by step, a snapshot's loss and what it was measured on. None: there is none.
+    """
+    alike = measured[max(measured)][1] if measured else None
+    losses = [(loss, step) for step, (loss, on) in measured.items() if loss is not None and on == alike]
+    return min(losses)[1] if losses else None
+
+
+def best_step(url: str) -> int:
+    """That of RUN@best. Raises UserError if no snapshot has a validation loss."""
+    found = find(url)
+    manifests = [m for step in found.steps if (m := manifest_or_none(found.store, step))]
+    step = best_of({m.step: (m.metrics.val_loss, m.validated_on) for m in manifests})
+    if step is None:
+        there = ", ".join(map(str, sorted(found.steps)))
+        raise UserError(f"{without_secrets(url)}@best: no snapshot has a validation loss: choose one of {there}")
+    return step
+
+
 def split_url(url: str) -> tuple[str, int | None]:
-    """The URL without the step that it names as `RUN@12000` or as a step's folder, and that step; else None."""
+    """The URL without the step that it names as `RUN@12000`, `RUN@best` or as a step's folder, and that step; else
+    None. Raises UserError if there is no best one.
+    """
     above, _, step = url.rpartition("@")
+    if above and step == BEST:
+        return above, best_step(above)
     return (above, int(step)) if above and step.isascii() and step.isdecimal() else _split_folder(url)
 
 

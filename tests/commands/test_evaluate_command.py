@@ -13,12 +13,15 @@ from config_kit import configured
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
 from mingpt.metrics import read_metrics
+from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
+from mingpt.snapshot.retention import Retention
+from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.tasks import load_tasks, of_training
 from own_kit import CLASSIFIER
 from paths_kit import ROOT
 from run_kit import TIME_LIMIT, NewRun
-from snapshot_kit import PROVENANCE, save
+from snapshot_kit import ALONE, PROVENANCE, save
 from tasks_kit import TASKS, write_tasks
 from told import Told
 from verb_kit import mingpt, store
@@ -76,6 +79,17 @@ def test_the_mean_of_the_weights_takes_their_place_if_asked_for(place: str, text
     assert not any(one == other for one, other in zip(found[0], found[2], strict=True))
     told(mingpt.refused("export base out/none --ema"))
     assert not Path("out/none").exists()
+
+
+def test_the_best_snapshot_is_exported_if_asked_for_and_hinted_at(base: Path) -> None:
+    loaded = read(store("base"), 12)
+    provenance = {key: getattr(loaded.manifest, key) for key in PROVENANCE}
+    for step, val_loss in ((4, 1.0), (12, 2.0)):
+        writer = SnapshotWriter(store("over"), ALONE, Retention(9), provenance, log=print)
+        writer.save(step, loaded.state, Metrics(loss=1.0, val_loss=val_loss, best_val_loss=1.0))
+    hinted, best = mingpt("export over out/12"), mingpt("export over@best out/4")
+    assert "RUN@best" in hinted
+    assert best.startswith("step 4 ")
 
 
 @pytest.mark.slow
