@@ -38,6 +38,10 @@ class Parser(argparse.ArgumentParser):
             self.error(f"@FILE: {printable(arg_line)!r} is no source: write one a line, without empty lines")
         return [arg_line]
 
+    def key_for(self, name: str) -> str:
+        """The key that somebody means who writes --name."""
+        return "train.max_steps" if "." not in name else name
+
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             verb = self.prog.split()[-1]
@@ -45,7 +49,11 @@ class Parser(argparse.ArgumentParser):
                 name = argument.partition("=")[0]
                 message = instead(f"{verb} {name}", name) or message
                 if name.startswith("-") and ("_" in name or "." in name):
-                    message = f"unrecognized arguments: {argument}: keys have no dashes: write train.max_steps=5"
+                    value = argument.partition("=")[2] or "…"
+                    message = (
+                        f"unrecognized arguments: {argument}: keys have no dashes: write "
+                        f"{self.key_for(name.strip('-'))}={value}"
+                    )
                 if name in ("-m", "--multirun"):
                     message = f"unrecognized arguments: {argument}: that is for `mingpt train` (docs/sweeps.md)"
         complain(f"error: {without_secrets(message)}; see --help")

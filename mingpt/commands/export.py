@@ -33,9 +33,7 @@ def export_command(options: Namespace) -> int:
     files = folder_of(loaded.model, loaded.vocabulary, chat)
     lowest = loaded.manifest.metrics.best_val_loss
     if len(found.steps) > 1 and lowest is not None and lowest != loaded.manifest.metrics.val_loss:
-        say(
-            f"an earlier step had a lower validation loss, {lowest:.4f}: RUN@{BEST} exports the best that stayed"
-        )
+        say(f"an earlier step had a lower validation loss, {lowest:.4f}: RUN@{BEST} exports the best that stayed")
     say(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
     if options.folder:
         write_folder(options.folder, files, options.overwrite)

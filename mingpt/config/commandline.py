@@ -19,12 +19,21 @@ SEARCHPATH = "hydra.searchpath"
 FIRST = "train"  # .yaml of configs/, which a config begins with
 
 
+class TrainParser(Parser):
+    def key_for(self, name: str) -> str:
+        from mingpt.config.names import nearest  # the schema, which nothing else needs so early
+
+        return nearest(name) or super().key_for(name)
+
+
 def parser() -> Parser:
     """The options of `mingpt train`: Hydra's, and one."""
-    own = Parser(add_help=False, allow_abbrev=False, parents=[get_args_parser()])
+    own = TrainParser(add_help=False, allow_abbrev=False, parents=[get_args_parser()])
     own.add_argument("--json-schema", action="store_true", help="print the JSON schema of config files, for editors")
     for action in own._actions:
         action.help = str(action.help)  # one is an object of Hydra's, which argparse can't print
+        # As those of `launch`, options may have underscores: --config_name.
+        own._option_string_actions |= {f"--{s[2:].replace('-', '_')}": action for s in action.option_strings if s[2:]}
     own.add_argument(FROM_ENV, action="store_true", help=FROM_ENV_HELP)
     return own
 
@@ -101,17 +110,15 @@ def _is_group(override: Override, known: dict[str, dict[str, str]]) -> bool:
 
 def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
     """Parse overrides. Returns them, and a message for each argument that is not one."""
-    parser, overrides, problems = OverridesParser.create(), list[Override](), list[str]()
-    for text in texts:
+    parser, overrides = OverridesParser.create(), list[Override]()
+    whole, problems = _cut_by_blanks(texts)
+    for text in whole:
         shown = str(without_secrets(text))  # what Hydra refuses is often a URL whose `?` is not in quotes
         key, mark, value = text.partition("=")
         try:
             override = parser.parse_override(text if key else "(")
         except Exception:  # Hydra's, ANTLR's, or Python's
-            problems.append(
-                f"{shown!r} is not an override: write key=value, group=option, +key=value or ~key; a value with marks "
-                f"in it stands in quotes of its own: key='a=b'"
-            )
+            problems.append(f"{shown!r} is not an override: {_cure(text, shown, parser)}")
             with suppress(Exception):  # the key is not missing
                 if mark and key:
                     overrides.append(parser.parse_override(f"{key}={quoted(value)}"))
@@ -123,3 +130,35 @@ def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
         else:
             overrides.append(override)
     return overrides, problems
+
+
+def _cut_by_blanks(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The texts without those that blanks around `=` have cut, as in `seed = 5`, and a message for each of these."""
+    good, problems, at = list[str](), list[str](), 0
+    while at < len(texts):
+        key, mark, value = texts[at].partition("=")
+        after = texts[at + 1] if at + 1 < len(texts) else ""
+        cut = (after.startswith("=") and not mark) or (key and mark and not value and after and "=" not in after)
+        words = texts[at : at + (3 if after == "=" else 2)] if cut else [texts[at]]
+        if cut:
+            shown = without_secrets(" ".join(words)), without_secrets("".join(words))
+            problems.append(f"{shown[0]!r}: no blanks around the =: write {shown[1]}")
+        else:
+            good += words
+        at += len(words)
+    return good, problems
+
+
+def _cure(text: str, shown: str, parser: OverridesParser) -> str:
+    key, mark, value = text.partition("=")
+    if not mark and Path(text).is_file():
+        return f"to train on a text of your own, write data=char data.path={shown}"
+
+    def stands_free(character: str) -> bool:
+        with suppress(Exception):
+            return bool(parser.parse_override(f"key=a{character}a"))
+        return False
+
+    if key and (marks := [c for c in dict.fromkeys(value) if not stands_free(c)]):
+        return f"a value with {' '.join(marks)} in it stands in quotes of its own: \"{key}='…'\""
+    return "write key=value, group=option, +key=value or ~key"

@@ -5,6 +5,7 @@ comes out.
 Hydra refuses is found one by one. Options that only print are answered by `@hydra.main`.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -36,6 +37,7 @@ from mingpt.gone import instead
 from mingpt.redact import BLANK, as_lines, is_secret, without_secrets
 
 NOT_SET = ": not set: "
+UNSET = re.compile(r"Environment variable '(\w+)' not found")
 PRINTS = ("cfg", "info", "hydra_help")  # Hydra's options that only print
 
 
@@ -308,7 +310,10 @@ def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
             except MissingMandatoryValue:
                 failed[name] = f"{name}{NOT_SET}give {name}=…"
             except OmegaConfBaseException as error:
-                failed[name] = f"{name}: {first_line(error)}"
+                line = first_line(error)
+                unset = UNSET.search(line)
+                cure = f"{unset[1]} is not set: set it, or write ${{oc.env:{unset[1]},default}}" if unset else line
+                failed[name] = f"{name}: {cure}"
         return out
 
     raw = plain(composed, "")
