@@ -123,9 +123,7 @@ class Lifetime:
             if self.phase is Phase.STARTING:
                 self._end(STOPPED, f"{number.name}: stopped on request before the first step")
             if not Env.read().agent:  # that one says so itself
-                complain(
-                    f"{number.name}: stopping after this step; once more, from {AGAIN_SECONDS:g} s on, ends it at once"
-                )
+                complain(f"{number.name}: stopping after this step; once more ends it at once")
         elif time.monotonic() - self._asked_at > AGAIN_SECONDS:
             self._end(CRASHED, f"a second signal ({number.name}): ended at once, without a snapshot")
 
