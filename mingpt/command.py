@@ -30,7 +30,12 @@ class Unfit(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our exit code for a mistake."""
+    """argparse with our exit code for a mistake. example: a whole command, with which the help ends."""
+
+    example = ""
+
+    def format_help(self) -> str:
+        return super().format_help() + (f"\nExample: {self.example}\n" if self.example else "")
 
     def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
         """Of @FILE, which somebody else may have written: no options, and no other files."""
