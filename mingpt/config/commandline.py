@@ -127,6 +127,8 @@ def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
             problems.append(f"{shown}: several values are for `mingpt train -m`: give one, or a list as key=[a,b]")
         elif override.key_or_group.startswith("hydra.run."):
             problems.append(f"{shown}: a run has a directory of its own: set run.dir=…")
+        elif override.key_or_group.startswith("hydra.job."):
+            problems.append(f"{shown}: it would do nothing here: leave it out; a run's name is run.name=…")
         else:
             overrides.append(override)
     return overrides, problems

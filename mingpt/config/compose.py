@@ -248,6 +248,8 @@ def _refused(text: str, error: Exception, there_are: Mapping[str, Mapping[str, s
     shown = without_secrets(text)
     if cure := instead(f"{group}={option}"):
         return cure
+    if text.startswith("~") and "does not exist" in str(error) and group in keys():
+        return f"{shown}: no file sets it, so it has its default already: leave this out"
     if group not in there_are or option in there_are[group]:
         return f"{shown}: {first_line(error)}"
     close = get_close_matches(option, there_are[group], n=1)

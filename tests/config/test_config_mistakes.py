@@ -35,6 +35,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "batch.micro_siz=8",
         "n_head=4",
         "~seed=7",
+        "~track",
+        "hydra.job.name=x",
         "+experiment=gpt2_124m",
         # A value out of range, of a wrong type, or not one of the words.
         "batch.micro_size=0",
