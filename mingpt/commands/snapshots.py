@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,7 +20,7 @@ from mingpt.snapshot.lineage import rewind, undo
 from mingpt.snapshot.reader import (
     BEST,
     Found,
-    best_of,
+    best_step,
     check_conflicts,
     check_same_run,
     copy_metrics,
@@ -59,7 +58,6 @@ class Entry:
     not_finite: tuple[str, ...] = ()  # losses that were NaN or infinite
     attempt: int | None = None
     world_size: int | None = None
-    validated_on: Any = None
     best: bool = False
 
 
@@ -93,14 +91,7 @@ def _inspect(store: Store, step: int) -> Entry:
         not_finite=tuple(manifest.metrics.not_finite),
         attempt=last.get("attempt"),
         world_size=last.get("world_size"),
-        validated_on=manifest.validated_on,
     )
-
-
-def _marked(entries: list[Entry]) -> list[Entry]:
-    """With the one that RUN@best names."""
-    best = best_of({e.step: (e.val_loss, e.validated_on) for e in entries if e.state == GOOD})
-    return [replace(e, best=e.step == best) for e in entries]
 
 
 def _age_seconds(files: list[File]) -> float | None:
@@ -181,7 +172,8 @@ def list_command(options: Options) -> int:
     try:
         found = find(options.url, options.step, committed=False)
         entries = [_inspect(found.store, step) for step in found.steps]
-        entries = _marked(entries) if len(entries) > 1 else entries
+        best = best_step(found) if len(entries) > 1 else None
+        entries = [replace(e, best=e.step == best) for e in entries]
     except UserError:
         if options.step is None:  # a folder of runs?
             runs = {name: _inspect(s, steps[0]) for name, s in runs_below(options.url) if (steps := s.steps())}

@@ -1,6 +1,7 @@
 """A command line taken apart: Hydra's options, and overrides in Hydra's grammar."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from mingpt.redact import without_secrets
 
 PLACES = ("config-dir", "config-name", "config-path")
 SEARCHPATH = "hydra.searchpath"
+FENCED = re.compile(r"[^\w/\\+.$%*@?|:, {}\[\]-]", re.ASCII)  # what Hydra takes in quotes alone
 FIRST = "train"  # .yaml of configs/, which a config begins with
 
 
@@ -110,15 +112,14 @@ def _is_group(override: Override, known: dict[str, dict[str, str]]) -> bool:
 
 def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
     """Parse overrides. Returns them, and a message for each argument that is not one."""
-    parser, overrides = OverridesParser.create(), list[Override]()
-    whole, problems = _cut_by_blanks(texts)
-    for text in whole:
+    parser, overrides, problems = OverridesParser.create(), list[Override](), list[str]()
+    for text in texts:
         shown = str(without_secrets(text))  # what Hydra refuses is often a URL whose `?` is not in quotes
         key, mark, value = text.partition("=")
         try:
             override = parser.parse_override(text if key else "(")
         except Exception:  # Hydra's, ANTLR's, or Python's
-            problems.append(f"{shown!r} is not an override: {_cure(text, shown, parser)}")
+            problems.append(_cure(text, shown, texts))
             with suppress(Exception):  # the key is not missing
                 if mark and key:
                     overrides.append(parser.parse_override(f"{key}={quoted(value)}"))
@@ -131,36 +132,17 @@ def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
             problems.append(f"{shown}: it would do nothing here: leave it out; a run's name is run.name=…")
         else:
             overrides.append(override)
-    return overrides, problems
+    return overrides, [*dict.fromkeys(problems)]
 
 
-def _cut_by_blanks(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The texts without those that blanks around `=` have cut, as in `seed = 5`, and a message for each of these."""
-    good, problems, at = list[str](), list[str](), 0
-    while at < len(texts):
-        key, mark, value = texts[at].partition("=")
-        after = texts[at + 1] if at + 1 < len(texts) else ""
-        cut = (after.startswith("=") and not mark) or (key and mark and not value and after and "=" not in after)
-        words = texts[at : at + (3 if after == "=" else 2)] if cut else [texts[at]]
-        if cut:
-            shown = without_secrets(" ".join(words)), without_secrets("".join(words))
-            problems.append(f"{shown[0]!r}: no blanks around the =: write {shown[1]}")
-        else:
-            good += words
-        at += len(words)
-    return good, problems
-
-
-def _cure(text: str, shown: str, parser: OverridesParser) -> str:
+def _cure(text: str, shown: str, texts: Sequence[str]) -> str:
+    """What to say of an argument that is no override: one line for all that blanks have cut."""
     key, mark, value = text.partition("=")
+    if any(word.startswith("=") or word.endswith("=") for word in texts):
+        return "write key=value without blanks around the =, as in train.max_steps=5"
+    what = f"{shown!r} is not an override: "
     if not mark and Path(text).is_file():
-        return f"to train on a text of your own, write data=char data.path={shown}"
-
-    def stands_free(character: str) -> bool:
-        with suppress(Exception):
-            return bool(parser.parse_override(f"key=a{character}a"))
-        return False
-
-    if key and (marks := [c for c in dict.fromkeys(value) if not stands_free(c)]):
-        return f"a value with {' '.join(marks)} in it stands in quotes of its own: \"{key}='…'\""
-    return "write key=value, group=option, +key=value or ~key"
+        return f"{what}to train on a text of your own, write data=char data.path={shown}"
+    if key and (marks := dict.fromkeys(FENCED.findall(value))):
+        return f"{what}a value with {' '.join(marks)} in it stands in quotes of its own: \"{key}='…'\""
+    return f"{what}write key=value, group=option, +key=value or ~key"

@@ -19,7 +19,7 @@ from mingpt.config.kinds import Data, of_part, register
 from mingpt.config.section import LARGEST, NO_RESULT, Parts, follows
 from mingpt.data.cache import CachedData, RowData
 from mingpt.data.shards import ShardsData
-from mingpt.data.source import EvalSplit, Microbatch, Samples, Source, sampled_split
+from mingpt.data.source import EvalSplit, Microbatch, SampledSplit, Samples, Source, sampled_split
 from mingpt.data.text import TextData
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import TransientError, UserError
@@ -174,7 +174,7 @@ class MixedSamples(Samples):
         return tuple(torch.cat(tensors)[back] for tensors in zip(*found, strict=True))
 
 
-class MixedSplit:
+class MixedSplit(SampledSplit):
     """The components' validation splits, one after the other. parts: which microbatches are whose."""
 
     def __init__(self, splits: Mapping[str, tuple[Data, EvalSplit]]) -> None:

@@ -14,9 +14,8 @@ from torch import Tensor
 from mingpt.config import plugin
 from mingpt.config.kinds import Data, register
 from mingpt.config.section import NO_RESULT, Own
-from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.data.source import Microbatch, SampledSplit, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
-from mingpt.data.windows import Batches
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 
@@ -74,7 +73,9 @@ def source_of(
     for t in (*train, *validation):
         content.update(f"{t.dtype} {list(t.shape)}\n".encode())
         content.update(t.contiguous().flatten().view(torch.uint8).numpy().data if t.numel() else b"")
-    return Source(Rows(*train), Batches(Rows(*validation), micro_size), vocabulary, content.hexdigest(), answer_length)
+    return Source(
+        Rows(*train), SampledSplit(Rows(*validation), micro_size), vocabulary, content.hexdigest(), answer_length
+    )
 
 
 def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:

@@ -9,7 +9,7 @@ its own document.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -41,15 +41,28 @@ class EvalSplit(Protocol):
     def __getitem__(self, index: int, /) -> Microbatch: ...
 
 
-@runtime_checkable
-class SampledSplit(EvalSplit, Protocol):
-    """A split that knows its samples. size: how many there are. micro_size: how many a full microbatch has."""
+class SampledSplit:
+    """A split that knows its samples, micro_size at a time, in order; the last microbatch may be shorter.
 
-    size: int
-    micro_size: int
+    samples: what `chosen` are numbers of; None: all of them. size: how many are chosen.
+    """
+
+    def __init__(self, samples: Any, micro_size: int, chosen: Sequence[int] | None = None) -> None:
+        self.samples, self.micro_size = samples, micro_size
+        self.chosen = range(len(samples)) if chosen is None else chosen
+        self.size = len(self.chosen)
+
+    def __len__(self) -> int:
+        """The number of microbatches."""
+        return -(-self.size // self.micro_size)
+
+    def __getitem__(self, index: int, /) -> Microbatch:
+        found: Microbatch = self.samples[self.chosen[index * self.micro_size : (index + 1) * self.micro_size]]
+        return found
 
     def evenly(self, most: int) -> "SampledSplit":
         """At most so many of its samples, spread evenly over it: the same ones whatever micro_size is."""
+        return type(self)(self.samples, self.micro_size, [self.chosen[i] for i in spread(self.size, most)])
 
 
 def spread(total: int, most: int) -> Sequence[int]:
@@ -57,26 +70,16 @@ def spread(total: int, most: int) -> Sequence[int]:
     return range(total) if most >= total else [i * total // most for i in range(most)]
 
 
-class WholeMicrobatches:
+class WholeMicrobatches(SampledSplit):
     """A split that does not know its samples, such as a user's own: each of its microbatches counts as one."""
 
-    micro_size = 1
-
-    def __init__(self, split: EvalSplit, chosen: Sequence[int]) -> None:
-        self.split, self.chosen, self.size = split, chosen, len(chosen)
-
-    def __len__(self) -> int:
-        return self.size
-
     def __getitem__(self, index: int, /) -> Microbatch:
-        return self.split[self.chosen[index]]
-
-    def evenly(self, most: int) -> "WholeMicrobatches":
-        return WholeMicrobatches(self.split, [self.chosen[i] for i in spread(self.size, most)])
+        found: Microbatch = self.samples[self.chosen[index]]
+        return found
 
 
 def sampled_split(split: EvalSplit) -> SampledSplit:
-    return split if isinstance(split, SampledSplit) else WholeMicrobatches(split, range(len(split)))
+    return split if isinstance(split, SampledSplit) else WholeMicrobatches(split, 1)
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ with it. Each target still counts.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mingpt.data.source import Microbatch, Samples, spread
+from mingpt.data.source import Microbatch, SampledSplit, Samples
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 
@@ -124,29 +124,7 @@ class Apart(Samples):
         return apart(self.joined[ids], self.end_of_text)
 
 
-class Batches:
-    """Samples for evaluation, in order, micro_size at a time; the last microbatch may be shorter.
-
-    chosen: their numbers among `samples`; None: all.
-    """
-
-    def __init__(self, samples: Samples, micro_size: int, chosen: Sequence[int] | None = None) -> None:
-        self.samples, self.micro_size = samples, micro_size
-        self.chosen = range(len(samples)) if chosen is None else chosen
-        self.size = len(self.chosen)
-
-    def __len__(self) -> int:
-        """The number of microbatches."""
-        return -(-self.size // self.micro_size)
-
-    def __getitem__(self, index: int, /) -> Microbatch:
-        return self.samples[self.chosen[index * self.micro_size : (index + 1) * self.micro_size]]
-
-    def evenly(self, most: int) -> Self:
-        return type(self)(self.samples, self.micro_size, [self.chosen[i] for i in spread(self.size, most)])
-
-
-class PaddedBatches(Batches):
+class PaddedBatches(SampledSplit):
     """All microbatches have one shape: samples whose targets are IGNORE fill up the last one."""
 
     def __getitem__(self, index: int, /) -> Microbatch:

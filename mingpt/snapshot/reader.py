@@ -1,11 +1,10 @@
 """Find snapshots, read one and verify all of it on the way, copy them to another store."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -120,25 +119,15 @@ class Found:
     steps: list[int]
 
 
-def best_of(measured: Mapping[int, tuple[float | None, Any]]) -> int | None:
-    """The step with the lowest validation loss, of equal ones the oldest, among those measured as the newest's was.
-
-    measured: by step, a snapshot's loss and what it was measured on. None: there is none.
-    """
-    alike = measured[max(measured)][1] if measured else None
-    losses = [(loss, step) for step, (loss, on) in measured.items() if loss is not None and on == alike]
-    return min(losses)[1] if losses else None
-
-
-def best_step(url: str) -> int:
-    """That of RUN@best. Raises UserError if no snapshot has a validation loss."""
-    found = find(url)
-    manifests = [m for step in found.steps if (m := manifest_or_none(found.store, step))]
-    step = best_of({m.step: (m.metrics.val_loss, m.validated_on) for m in manifests})
-    if step is None:
-        there = ", ".join(map(str, sorted(found.steps)))
-        raise UserError(f"{without_secrets(url)}@best: no snapshot has a validation loss: choose one of {there}")
-    return step
+def best_step(found: Found) -> int | None:
+    """The step with the lowest validation loss, of equal ones the oldest, among those measured as the newest's was."""
+    read = [manifest for step in found.steps if (manifest := manifest_or_none(found.store, step))]
+    alike = [
+        (loss, m.step)
+        for m in read
+        if m.validated_on == read[0].validated_on and (loss := m.metrics.val_loss) is not None
+    ]
+    return min(alike)[1] if alike else None
 
 
 def split_url(url: str) -> tuple[str, int | None]:
@@ -147,7 +136,9 @@ def split_url(url: str) -> tuple[str, int | None]:
     """
     above, _, step = url.rpartition("@")
     if above and step == BEST:
-        return above, best_step(above)
+        if (best := best_step(find(above))) is None:
+            raise UserError(f"{without_secrets(url)}: no snapshot there has a validation loss: choose a step")
+        return above, best
     return (above, int(step)) if above and step.isascii() and step.isdecimal() else _split_folder(url)
 
 

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingpt.data.windows import Batches, EvalChunks, PaddedBatches, TokenFile, WindowDataset
+from mingpt.data.source import SampledSplit
+from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, WindowDataset
 from mingpt.model.language import IGNORE
 
 
@@ -63,7 +64,7 @@ def test_some_of_a_split_are_the_same_samples_spread_over_it_whatever_the_microb
         microbatches = [part[i] for i in range(len(part))]
         assert {targets.shape for _, targets in microbatches} <= {(micro_size, block_size)}
         assert part.size == min(most, len(chunks))
-        own = Batches(chunks, micro_size).evenly(most)
+        own = SampledSplit(chunks, micro_size).evenly(most)
         for batches in (microbatches, [own[i] for i in range(len(own))]):
             targets = [target for _, each in batches for target in each.flatten().tolist() if target != IGNORE]
             found.append(targets)
