@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
     def key_for(self, name: str) -> str:
         """The key that somebody means who writes --name."""
-        return "train.max_steps" if "." not in name else name
+        return "train.max_steps"
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):

@@ -99,7 +99,8 @@ class Manifest(Strict):
     @property
     def validated_on(self) -> tuple[Any, Any]:
         """What val_loss was measured on: the data's hash, and how many samples of how many, or None: not recorded."""
-        told = [entry[VALIDATION] for entry in self.history if VALIDATION in entry]
+        told = [entry.get(VALIDATION) for entry in self.history]
+        told = [t for t in told if isinstance(t, list) and [*map(type, t)] == [int, int]]
         return self.fingerprint.get("data"), told[-1] if told else None
 
     def layout(self, kind: Kind) -> dict[str, tuple[torch.Size, torch.dtype]]:
