@@ -266,7 +266,7 @@ def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str
             )
     if measured := validation_of(config, source):
         number, total = measured
-        every = config.train.eval_every or steps
+        every = min(config.train.eval_every or steps, steps)
         microbatches = len(evaluated_part(source.validation, config.train.eval_batches))
         work = microbatches / (3 * every * plan.microbatches)  # forward alone is a third of a step
         which = f"all {total:,}" if number == total else f"{number:,} of {total:,}"
