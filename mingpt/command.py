@@ -54,11 +54,8 @@ class Parser(argparse.ArgumentParser):
                 name = argument.partition("=")[0]
                 message = instead(f"{verb} {name}", name) or message
                 if name.startswith("-") and ("_" in name or "." in name):
-                    value = argument.partition("=")[2] or "…"
-                    message = (
-                        f"unrecognized arguments: {argument}: keys have no dashes: write "
-                        f"{self.key_for(name.strip('-'))}={value}"
-                    )
+                    key = self.key_for(name.strip("-"))
+                    message = f"unrecognized arguments: {argument}: keys have no dashes: write {key}=…"
                 if name in ("-m", "--multirun"):
                     message = f"unrecognized arguments: {argument}: that is for `mingpt train` (docs/sweeps.md)"
         complain(f"error: {without_secrets(message)}; see --help")
