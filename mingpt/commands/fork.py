@@ -65,7 +65,11 @@ def fork_command(options: argparse.Namespace) -> int:
         say(printable(f"{key}: {old.get(key)} -> {new[key]}"))
     what = f"step {step} of {printable(manifest.run)}, digest {manifest.digest}"
     say(f"{without_secrets(config.run.dir)} continues {what}")
-    say(f"train it: {_continues(config, options.overrides)}")
+    command = _continues(config, options.overrides)
+    if step >= config.train.max_steps:
+        say(f"it has no steps left, since train.max_steps={config.train.max_steps}: give a larger number")
+        command += " train.max_steps=…"
+    say(f"train it: {command}")
     if secrets := [key for key, value in leaves(after) if isinstance(value, str) and BLANK in value]:
         say(f"and add {', '.join(f'{key}=…' for key in secrets)}: a run's files hold no secrets")
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 from mingpt.console import complain, counted, say, say_json
 from mingpt.errors import OF_ONE, UserError
 from mingpt.folder import Folder
+from mingpt.history.history import NOTHING
 from mingpt.observe.ledger import Account
 from mingpt.redact import as_lines, without_secrets
 from mingpt.report.reading import Run
@@ -63,7 +64,7 @@ def _runs(url: str) -> list[Run]:
             try:
                 runs.append(Run(f"{url.rstrip('/')}/{name}"))
             except OF_ONE as error:
-                if "no run is there" not in str(error):  # the others are shown
+                if NOTHING not in str(error):  # the others are shown
                     complain(str(error))
         if not runs:
             raise UserError(f"{without_secrets(url)}: neither a run nor a folder of runs: check the spelling") from none

@@ -10,23 +10,22 @@ from mingpt.folder import Folder
 from mingpt.localfile import write_whole
 from mingpt.report.page import page
 from mingpt.report.reading import Run
-from mingpt.report.runs import rows, table
+from mingpt.report.runs import NOT_STARTED, rows, table
 from mingpt.storage import place
 
 MOST_RUNS = 10  # as many as there are colours
 
 
 def report_command(options: Namespace) -> int:
-    if (
-        len(options.urls) == 1
-        and Folder(options.urls[0], "RUN").read(NAME) is None
-        and (found := rows(options.urls[0]))
-    ):
+    urls = options.urls
+    if len(urls) == 1 and Folder(urls[0], "RUN").read(NAME) is None and (found := rows(urls[0])):
         say(table(found))
-        return FINISHED
-    if len(options.urls) > MOST_RUNS:
-        raise UserError(f"{len(options.urls)} runs: a report shows at most {MOST_RUNS}: give fewer")
-    runs = [Run(url) for url in options.urls]
+        if options.out is None:
+            return FINISHED
+        urls = [f"{urls[0].rstrip('/')}/{row['run']}" for row in found if row["state"] != NOT_STARTED]
+    if len(urls) > MOST_RUNS:
+        raise UserError(f"{len(urls)} runs: a report shows at most {MOST_RUNS}: give fewer")
+    runs = [Run(url) for url in urls]
     out = options.out or _beside(runs)
     with place("--out", str(out)):
         write_whole(out, [page(runs).encode(errors="replace")])

@@ -4,7 +4,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from pydantic import ValidationError
 
@@ -18,7 +18,9 @@ from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.lineage import rewind, undo
 from mingpt.snapshot.reader import (
+    BEST,
     Found,
+    best_step,
     check_conflicts,
     check_same_run,
     copy_metrics,
@@ -56,6 +58,7 @@ class Entry:
     not_finite: tuple[str, ...] = ()  # losses that were NaN or infinite
     attempt: int | None = None
     world_size: int | None = None
+    best: bool = False
 
 
 def _inspect(store: Store, step: int) -> Entry:
@@ -119,7 +122,7 @@ def _number(value: float | None) -> str:
 
 
 def _row(e: Entry) -> tuple[str, ...]:
-    state = f"{e.state}: {e.problem}" if e.problem else e.state
+    state = f"{e.state}: {e.problem}" if e.problem else f"{e.state}, {BEST}" if e.best else e.state
     losses = ["nan" if name in e.not_finite else _number(getattr(e, name)) for name in ("loss", "val_loss")]
     return str(e.step), _age(e.age_seconds), _size(e.bytes), e.digest[:16] if e.digest else "-", *losses, state
 
@@ -162,6 +165,8 @@ def list_command(options: Options) -> int:
     try:
         found = find(options.url, options.step, committed=False)
         entries = [_inspect(found.store, step) for step in found.steps]
+        best = best_step(found) if len(entries) > 1 else None
+        entries = [replace(e, best=e.step == best) for e in entries]
     except UserError:
         if options.step is None:  # a folder of runs?
             found_runs = ((name, _newest(below)) for name, below in runs_below(options.url))

@@ -65,7 +65,7 @@ def _microbatches(c: Config, world_size: int) -> str | None:
         return (
             f"{world_size} processes, but only {size // micro} microbatches (batch.global_size={size} / "
             f"batch.micro_size={micro}): start at most {size // micro} processes, lower batch.micro_size or "
-            f"raise batch.global_size"
+            f"raise batch.global_size (to {micro * world_size})"
         )
     if size // micro > MOST_MICROBATCHES:
         return (

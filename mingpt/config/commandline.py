@@ -1,6 +1,7 @@
 """A command line taken apart: Hydra's options, and overrides in Hydra's grammar."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,15 +17,25 @@ from mingpt.redact import without_secrets
 
 PLACES = ("config-dir", "config-name", "config-path")
 SEARCHPATH = "hydra.searchpath"
+FENCED = re.compile(r"[^\w/\\+.$%*@?|:, {}\[\]-]", re.ASCII)  # what Hydra takes in quotes alone
 FIRST = "train"  # .yaml of configs/, which a config begins with
+
+
+class TrainParser(Parser):
+    def key_for(self, name: str) -> str:
+        from mingpt.config.names import nearest  # the schema, which nothing else needs so early
+
+        return nearest(name) or super().key_for(name)
 
 
 def parser() -> Parser:
     """The options of `mingpt train`: Hydra's, and one."""
-    own = Parser(add_help=False, allow_abbrev=False, parents=[get_args_parser()])
+    own = TrainParser(add_help=False, allow_abbrev=False, parents=[get_args_parser()])
     own.add_argument("--json-schema", action="store_true", help="print the JSON schema of config files, for editors")
     for action in own._actions:
         action.help = str(action.help)  # one is an object of Hydra's, which argparse can't print
+        # As those of `launch`, options may have underscores: --config_name.
+        own._option_string_actions |= {f"--{s[2:].replace('-', '_')}": action for s in action.option_strings if s[2:]}
     own.add_argument(FROM_ENV, action="store_true", help=FROM_ENV_HELP)
     return own
 
@@ -108,10 +119,7 @@ def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
         try:
             override = parser.parse_override(text if key else "(")
         except Exception:  # Hydra's, ANTLR's, or Python's
-            problems.append(
-                f"{shown!r} is not an override: write key=value, group=option, +key=value or ~key; a value with marks "
-                f"in it stands in quotes of its own: key='a=b'"
-            )
+            problems.append(_cure(text, shown, texts))
             with suppress(Exception):  # the key is not missing
                 if mark and key:
                     overrides.append(parser.parse_override(f"{key}={quoted(value)}"))
@@ -120,6 +128,21 @@ def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
             problems.append(f"{shown}: several values are for `mingpt train -m`: give one, or a list as key=[a,b]")
         elif override.key_or_group.startswith("hydra.run."):
             problems.append(f"{shown}: a run has a directory of its own: set run.dir=…")
+        elif override.key_or_group.startswith("hydra.job."):
+            problems.append(f"{shown}: it would do nothing here: leave it out; a run's name is run.name=…")
         else:
             overrides.append(override)
-    return overrides, problems
+    return overrides, [*dict.fromkeys(problems)]
+
+
+def _cure(text: str, shown: str, texts: Sequence[str]) -> str:
+    """What to say of an argument that is no override: one line for all that blanks have cut."""
+    key, mark, value = text.partition("=")
+    if any(word.startswith("=") or word.endswith("=") for word in texts):
+        return "write key=value without blanks around the =, as in train.max_steps=5"
+    what = f"{shown!r} is not an override: "
+    if not mark and Path(text).is_file():
+        return f"{what}to train on a text of your own, write data=char data.path={shown}"
+    if key and (marks := dict.fromkeys(FENCED.findall(value))):
+        return f"{what}a value with {' '.join(marks)} in it stands in quotes of its own: \"{key}='…'\""
+    return f"{what}write key=value, group=option, +key=value or ~key"

@@ -5,6 +5,7 @@ comes out.
 Hydra refuses is found one by one. Options that only print are answered by `@hydra.main`.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -36,6 +37,7 @@ from mingpt.gone import instead
 from mingpt.redact import BLANK, as_lines, is_secret, without_secrets
 
 NOT_SET = ": not set: "
+UNSET = re.compile(r"Environment variable '(\w+)' not found")
 PRINTS = ("cfg", "info", "hydra_help")  # Hydra's options that only print
 
 
@@ -246,6 +248,8 @@ def _refused(text: str, error: Exception, there_are: Mapping[str, Mapping[str, s
     shown = without_secrets(text)
     if cure := instead(f"{group}={option}"):
         return cure
+    if text.startswith("~") and "does not exist" in str(error) and group in keys():
+        return f"{shown}: no file sets it, so it has its default already: leave this out"
     if group not in there_are or option in there_are[group]:
         return f"{shown}: {first_line(error)}"
     close = get_close_matches(option, there_are[group], n=1)
@@ -308,7 +312,10 @@ def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
             except MissingMandatoryValue:
                 failed[name] = f"{name}{NOT_SET}give {name}=…"
             except OmegaConfBaseException as error:
-                failed[name] = f"{name}: {first_line(error)}"
+                line = first_line(error)
+                unset = UNSET.search(line)
+                cure = f"{unset[1]} is not set: set it, or write ${{oc.env:{unset[1]},default}}" if unset else line
+                failed[name] = f"{name}: {cure}"
         return out
 
     raw = plain(composed, "")

@@ -39,6 +39,7 @@ def help_text(own: Sequence[Path] = ()) -> str:
         for kind, of in of_kind.items():
             lines += ["", f"Keys of {section}.kind={kind} ({description(kinds[kind])}):"]
             lines += [line for line in of if line not in common]
+    lines += ["", "Example: mingpt train data=char data.path=book.txt run.name=book train.max_steps=500"]
     return "\n".join(lines)
 
 

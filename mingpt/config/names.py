@@ -8,6 +8,23 @@ from mingpt.config.keys import held_at, keys, kind_of, kinds_at, kinds_having, n
 from mingpt.gone import instead
 from mingpt.redact import printable, without_secrets
 
+# As nanoGPT and others call them.
+OTHERS = {
+    "learning_rate": "optimizer.lr",
+    "batch_size": "batch.global_size",
+    "max_iters": "train.max_steps",
+    "eval_interval": "train.eval_every",
+    "warmup_iters": "schedule.warmup_steps",
+    "grad_clip": "optimizer.clip_norm",
+    "out_dir": "run.dir",
+}
+
+
+def nearest(name: str) -> str | None:
+    """The key that a name without a section may mean, or one that is mistyped."""
+    section, _, leaf = name.rpartition(".")
+    return OTHERS.get(name) or _nearest(section, leaf, {})
+
 
 def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
     """What to say of a key that a plain config may not have. in_file: a file sets it, not the command line."""
@@ -23,8 +40,8 @@ def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
         )
     if gone := instead(key, told):
         return gone
-    nearest = _nearest(section, name, raw)
-    return f"{told} is not a key{f' (did you mean {nearest}?)' if nearest else ''}"
+    close = OTHERS.get(key) or _nearest(section, name, raw)
+    return f"{told} is not a key{f' (did you mean {close}?)' if close else ''}"
 
 
 def _nearest(section: str, name: str, raw: Mapping[Any, Any]) -> str | None:

@@ -45,7 +45,7 @@ class Train(Section):
     eval_every: Annotated[int, NO_RESULT] = Field(default=250, ge=0)
     """Steps between two evaluations on the validation split; 0: only at the end."""
     eval_batches: Annotated[int | None, NO_RESULT] = Field(default=None, ge=0)
-    """Microbatches of an evaluation, the validation split's first ones; 0: all. null: a tenth of the time at most."""
+    """Microbatches of an evaluation, spread over the validation split; 0: all of it. null: 131072 tokens at most."""
     eval_tasks: Annotated[list[str], NO_RESULT] = Field(default=[])
     """Tasks of lm-eval to measure the model on, such as [hellaswag,arc_easy] or patterns; needs the extra `eval`."""
     eval_tasks_every: Annotated[int, NO_RESULT] = Field(default=0, ge=0)
@@ -62,18 +62,6 @@ class Train(Section):
     """fa3: by FlashAttention-3 (flash-attn-3 of PyTorch's own index), on H100 and H200, in bf16 or fp16. Other bits."""
     freeze: list[str] = Field(default=[])
     """Parameters that stay as they are: names, or patterns such as 'transformer.h.[0-5].*' or '*.bias'."""
-
-    def most_eval_batches(self, batch: "Batch") -> int:
-        """The most microbatches that an evaluation takes; 0: all.
-
-        If eval_batches is null, evaluations take a ninth of the time of the steps. One microbatch of the M of a step
-        then counts a third, since it has no backward, which takes twice as long as forward.
-        """
-        if self.eval_batches is not None:
-            return self.eval_batches
-        evaluations = -(-self.max_steps // (self.eval_every or self.max_steps))
-        microbatches = (batch.per_process_size or batch.global_size) // batch.micro_size
-        return max(1, self.max_steps * microbatches * 3 // (9 * evaluations))
 
 
 class WorldConfig(Section):

@@ -28,6 +28,8 @@ def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any], typed: Contain
         return _not_a_word(key, given)
     if kind == "string_pattern_mismatch":
         return f"{key}={given!r} may hold letters, digits, '.', '-' and '_' only"
+    if kind == "list_type" and isinstance(given, str):
+        return f"{key}={given}: must be a list: write {key}=[{given}]"
     message = error["msg"].removeprefix("Input ").replace("should", "must")
     if (
         isinstance(given, str)

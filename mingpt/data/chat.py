@@ -28,6 +28,7 @@ from mingpt.config.section import AffectsResult
 from mingpt.console import say
 from mingpt.data.bpe import Encoder, read_tokenizer
 from mingpt.data.cache import ArrayFile
+from mingpt.data.otherforms import how_to_map
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.data.template import CHATML, KEY, PLAIN, Messages, Template, Turn, chatml, with_template
 from mingpt.data.text import Tokenized, token_file
@@ -86,7 +87,8 @@ def messages_of(line: Any, any_role: bool = False) -> list[dict[str, Any]]:
     messages = line.get("messages")
     if messages is None:
         if not {"prompt", "answer"} <= line.keys():
-            raise ValueError("it has neither prompt and answer, nor messages")
+            has = ", ".join(line) or "nothing"
+            raise ValueError(f"it has {has}, and neither prompt and answer, nor messages{how_to_map(line)}")
         messages = [{"role": "user", "content": line["prompt"]}, {"role": "assistant", "content": line["answer"]}]
     messages = messages if isinstance(messages, list) else [None]
     for message in messages:

@@ -19,7 +19,7 @@ from mingpt.config.kinds import Data, of_part, register
 from mingpt.config.section import LARGEST, NO_RESULT, Parts, follows
 from mingpt.data.cache import CachedData, RowData
 from mingpt.data.shards import ShardsData
-from mingpt.data.source import EvalSplit, Microbatch, Samples, Source
+from mingpt.data.source import EvalSplit, Microbatch, SampledSplit, Samples, Source, sampled_split
 from mingpt.data.text import TextData
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import TransientError, UserError
@@ -174,11 +174,13 @@ class MixedSamples(Samples):
         return tuple(torch.cat(tensors)[back] for tensors in zip(*found, strict=True))
 
 
-class MixedSplit:
+class MixedSplit(SampledSplit):
     """The components' validation splits, one after the other. parts: which microbatches are whose."""
 
     def __init__(self, splits: Mapping[str, tuple[Data, EvalSplit]]) -> None:
-        self.splits = [(key, part, split) for key, (part, split) in splits.items()]
+        self.splits = [(key, part, sampled_split(split)) for key, (part, split) in splits.items()]
+        self.size = sum(split.size for *_, split in self.splits)
+        self.micro_size = max(split.micro_size for *_, split in self.splits)
         stops = [*accumulate(len(split) for _, _, split in self.splits)]
         spans = (
             (key, range(stop - len(split), stop)) for (key, _, split), stop in zip(self.splits, stops, strict=True)
@@ -188,6 +190,11 @@ class MixedSplit:
 
     def __len__(self) -> int:
         return self.stops[-1]
+
+    def evenly(self, most: int) -> "MixedSplit":
+        """Of each component a share by its size, at least one sample."""
+        shares = {key: (part, split.evenly(-(-split.size * most // self.size))) for key, part, split in self.splits}
+        return MixedSplit(shares)
 
     def __getitem__(self, index: int, /) -> Microbatch:
         i = int(np.searchsorted(self.stops, index, side="right"))

@@ -14,7 +14,7 @@ from torch import Tensor
 from mingpt.config import plugin
 from mingpt.config.kinds import Data, register
 from mingpt.config.section import NO_RESULT, Own
-from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.data.source import Microbatch, SampledSplit, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
@@ -41,7 +41,7 @@ NOTHING = NoTokens()
 
 
 class Rows(Samples):
-    """A training set of tensors in memory: a sample is one row of each tensor."""
+    """Samples of tensors in memory: each is one row of each tensor."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -51,19 +51,6 @@ class Rows(Samples):
 
     def __getitem__(self, ids: Sequence[int]) -> Microbatch:
         return tuple(t[list(ids)] for t in self.tensors)
-
-
-class Slices:
-    """The rows for evaluation, in order, micro_size at a time; the last microbatch may be shorter."""
-
-    def __init__(self, tensors: Sequence[Tensor], micro_size: int) -> None:
-        self.tensors, self.micro_size = tuple(tensors), micro_size
-
-    def __len__(self) -> int:
-        return -(-len(self.tensors[0]) // self.micro_size)
-
-    def __getitem__(self, index: int, /) -> Microbatch:
-        return tuple(t[index * self.micro_size : (index + 1) * self.micro_size] for t in self.tensors)
 
 
 def source_of(
@@ -86,7 +73,9 @@ def source_of(
     for t in (*train, *validation):
         content.update(f"{t.dtype} {list(t.shape)}\n".encode())
         content.update(t.contiguous().flatten().view(torch.uint8).numpy().data if t.numel() else b"")
-    return Source(Rows(*train), Slices(validation, micro_size), vocabulary, content.hexdigest(), answer_length)
+    return Source(
+        Rows(*train), SampledSplit(Rows(*validation), micro_size), vocabulary, content.hexdigest(), answer_length
+    )
 
 
 def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:

@@ -34,7 +34,7 @@ from mingpt.data.dataset import (
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
-from mingpt.data.windows import Apart, EvalChunks, training_windows
+from mingpt.data.windows import Apart, EvalChunks, PaddedBatches, training_windows
 from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.localfile import open_cached
@@ -136,12 +136,12 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
     windows = training_windows(train, len(train), block_size, config.stride, shown)
     content = [own.to_json(), [[shard.split, shard.tokens, shard.sha256] for shard in dataset.shards]]
     identity = sha256(json.dumps(content).encode()).hexdigest()
-    chunks = EvalChunks(validation, 0, len(validation), block_size, micro_size)
+    chunks = EvalChunks(validation, 0, len(validation), block_size)
     if config.documents == "joined":
-        return Source(windows, chunks, own, identity)
+        return Source(windows, PaddedBatches(chunks, micro_size), own, identity)
     if (end := getattr(own, "end_of_text", None)) is None:
         raise UserError(f"{shown}: data.documents=apart, but its vocabulary has no end of text: set data.tokenizer")
-    return Source(Apart(windows, end), Apart(chunks, end), own, identity)
+    return Source(Apart(windows, end), PaddedBatches(Apart(chunks, end), micro_size), own, identity)
 
 
 def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | None) -> None:

@@ -9,7 +9,7 @@ its own document.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -39,6 +39,47 @@ class EvalSplit(Protocol):
         """The number of microbatches; 0: nothing to evaluate on."""
 
     def __getitem__(self, index: int, /) -> Microbatch: ...
+
+
+class SampledSplit:
+    """A split that knows its samples, micro_size at a time, in order; the last microbatch may be shorter.
+
+    samples: what `chosen` are numbers of; None: all of them. size: how many are chosen.
+    """
+
+    def __init__(self, samples: Any, micro_size: int, chosen: Sequence[int] | None = None) -> None:
+        self.samples, self.micro_size = samples, micro_size
+        self.chosen = range(len(samples)) if chosen is None else chosen
+        self.size = len(self.chosen)
+
+    def __len__(self) -> int:
+        """The number of microbatches."""
+        return -(-self.size // self.micro_size)
+
+    def __getitem__(self, index: int, /) -> Microbatch:
+        found: Microbatch = self.samples[self.chosen[index * self.micro_size : (index + 1) * self.micro_size]]
+        return found
+
+    def evenly(self, most: int) -> "SampledSplit":
+        """At most so many of its samples, spread evenly over it: the same ones whatever micro_size is."""
+        return type(self)(self.samples, self.micro_size, [self.chosen[i] for i in spread(self.size, most)])
+
+
+def spread(total: int, most: int) -> Sequence[int]:
+    """At most `most` of the numbers below `total`, evenly."""
+    return range(total) if most >= total else [i * total // most for i in range(most)]
+
+
+class WholeMicrobatches(SampledSplit):
+    """A split that does not know its samples, such as a user's own: each of its microbatches counts as one."""
+
+    def __getitem__(self, index: int, /) -> Microbatch:
+        found: Microbatch = self.samples[self.chosen[index]]
+        return found
+
+
+def sampled_split(split: EvalSplit) -> SampledSplit:
+    return split if isinstance(split, SampledSplit) else WholeMicrobatches(split, 1)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mingpt.data.bpe import Encoder, pieces, read_tokenizer
 from mingpt.data.cache import ArrayFile, CachedData, RowData, cached
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
-from mingpt.data.windows import EvalChunks, TokenFile, training_windows
+from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, training_windows
 from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, open_fs, place
@@ -224,5 +224,5 @@ def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary
             f"data.val_fraction={config.val_fraction:g} of the {length} tokens of {shown} leaves nothing to validate "
             f"on: raise it, or set it to 0"
         )
-    validation = EvalChunks(tokens, border, length, block_size, micro_size)
+    validation = PaddedBatches(EvalChunks(tokens, border, length, block_size), micro_size)
     return Source(train, validation, vocabulary_of(about["vocabulary"]), about["sha256"])

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mingpt.data.source import EvalSplit, Microbatch, Samples
+from mingpt.data.source import Microbatch, SampledSplit, Samples
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 
@@ -82,29 +82,26 @@ def training_windows(tokens: Tokens, stop: int, block_size: int, stride: int, sh
     return windows
 
 
-class EvalChunks:
+class EvalChunks(Samples):
     """The split [start, stop) as consecutive chunks of block_size: each target once, IGNORE after the last one."""
 
-    def __init__(self, tokens: Tokens, start: int, stop: int, block_size: int, micro_size: int) -> None:
-        self.tokens, self.start, self.stop = tokens, start, stop
-        self.shape = (micro_size, block_size)
-        self.targets = max(0, stop - start - 1)
-        self.microbatches = -(-self.targets // (block_size * micro_size))
+    def __init__(self, tokens: Tokens, start: int, stop: int, block_size: int) -> None:
+        self.tokens, self.start, self.stop, self.block_size = tokens, start, stop, block_size
 
     def __len__(self) -> int:
-        """The number of microbatches."""
-        return self.microbatches
+        """The number of chunks."""
+        return -(-max(0, self.stop - self.start - 1) // self.block_size)
 
-    def __getitem__(self, index: int, /) -> Microbatch:
-        """(tokens, targets) of one microbatch, each (micro_size, block_size) int64."""
-        size = self.shape[0] * self.shape[1]
-        start = self.start + index * size
-        run = self.tokens.read(start, min(start + size + 1, self.stop)).astype(np.int64)
-        tokens = torch.zeros(size, dtype=torch.int64)
-        targets = torch.full((size,), IGNORE, dtype=torch.int64)
-        tokens[: len(run) - 1] = torch.from_numpy(run[:-1])
-        targets[: len(run) - 1] = torch.from_numpy(run[1:])
-        return tokens.view(self.shape), targets.view(self.shape)
+    def __getitem__(self, ids: Sequence[int]) -> Microbatch:
+        """(tokens, targets), each (len(ids), block_size) int64."""
+        tokens = torch.zeros(len(ids), self.block_size, dtype=torch.int64)
+        targets = torch.full_like(tokens, IGNORE)
+        for row, i in enumerate(ids):
+            start = self.start + i * self.block_size
+            run = self.tokens.read(start, min(start + self.block_size + 1, self.stop)).astype(np.int64)
+            tokens[row, : len(run) - 1] = torch.from_numpy(run[:-1])
+            targets[row, : len(run) - 1] = torch.from_numpy(run[1:])
+        return tokens, targets
 
 
 def apart(batch: Microbatch, end_of_text: int) -> Microbatch:
@@ -115,31 +112,24 @@ def apart(batch: Microbatch, end_of_text: int) -> Microbatch:
 
 
 class Apart(Samples):
-    """The microbatches of a training set, or of a split for evaluation, with their documents apart."""
+    """The samples of a training set, or of a split for evaluation, with their documents apart."""
 
-    def __init__(self, joined: Samples | EvalSplit, end_of_text: int) -> None:
+    def __init__(self, joined: Samples, end_of_text: int) -> None:
         self.joined, self.end_of_text = joined, end_of_text
 
     def __len__(self) -> int:
         return len(self.joined)
 
-    def __getitem__(self, which: Any, /) -> Microbatch:
-        return apart(self.joined[which], self.end_of_text)
+    def __getitem__(self, ids: Sequence[int]) -> Microbatch:
+        return apart(self.joined[ids], self.end_of_text)
 
 
-class PaddedBatches:
-    """Each sample once, in order; samples whose targets are IGNORE fill up the last microbatch."""
-
-    def __init__(self, samples: Samples, micro_size: int) -> None:
-        self.samples, self.micro_size = samples, micro_size
-
-    def __len__(self) -> int:
-        """The number of microbatches."""
-        return -(-len(self.samples) // self.micro_size)
+class PaddedBatches(SampledSplit):
+    """All microbatches have one shape: samples whose targets are IGNORE fill up the last one."""
 
     def __getitem__(self, index: int, /) -> Microbatch:
-        start, last = index * self.micro_size, len(self.samples) - 1
+        start, last = index * self.micro_size, self.size - 1
         wanted = range(start, start + self.micro_size)
-        tokens, targets, *weights = self.samples[[min(i, last) for i in wanted]]
+        tokens, targets, *weights = self.samples[[self.chosen[min(i, last)] for i in wanted]]
         beyond = torch.tensor([i > last for i in wanted])
         return tokens, targets.masked_fill(beyond[:, None], IGNORE), *weights

@@ -23,6 +23,8 @@ from mingpt.snapshot.lineage import is_on, rewound
 from mingpt.snapshot.reader import read_manifest, run_dir_of
 from mingpt.snapshot.store import SNAPSHOTS, Store
 
+NOTHING = "no run is there"
+
 
 @dataclass(frozen=True)
 class Stretch:
@@ -84,7 +86,7 @@ class History:
         found = cls(url, attempt, snapshots)
         if not (found.steps or found.claims):
             raise UserError(
-                f"{found.url}: no run is there: check the spelling; give a run's directory, such as those that "
+                f"{found.url}: {NOTHING}: check the spelling; give a run's directory, such as those that "
                 f"`mingpt snapshots list FOLDER` shows in a folder of runs; to replay or audit a run that has set "
                 f"snapshot.dir, give --snapshots, too"
             )
@@ -237,8 +239,18 @@ class History:
 
     def best_val_loss(self, step: int) -> float | None:
         """The lowest that the run had measured up to `step`, as its metrics say."""
-        losses = (row["val_loss"] for row in self.metrics if row["step"] <= step and "val_loss" in row)
+        losses = (row["val_loss"] for row in self.validations(step))
         return min((loss for loss in losses if isinstance(loss, float)), default=None)
+
+    def validations(self, step: int = NO_END) -> list[dict[str, Any]]:
+        """The metrics of evaluations up to `step`, without those on other parts of the split than the last of them."""
+        found = [row for row in self.metrics if row["step"] <= step and "val_loss" in row]
+        return [row for row in found if _validated_on(row) == _validated_on(found[-1])]
+
+    @property
+    def validated_on(self) -> tuple[float | None, float | None]:
+        """What the last validation loss was measured on: tokens, and their share of the split. None: not recorded."""
+        return _validated_on(next(reversed(self.validations()), {}))
 
     def is_on_line(self, step: int) -> bool:
         """Whether the snapshot of this step belongs to the attempts that are followed."""
@@ -318,6 +330,11 @@ def numerics_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The fingerprint of an attempt, from its entry in a snapshot's history; empty if there is none."""
     found = entry.get("numerics")
     return found if isinstance(found, dict) else {}
+
+
+def _validated_on(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    tokens, share = (v if isinstance(v := row.get(key), float) else None for key in ("val_tokens", "val_share"))
+    return tokens, share
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:

@@ -96,6 +96,8 @@ def evaluation_line(event: Evaluated) -> str:
         line += f", {event.bits_per_byte:.4f} bits per byte"
     if event.accuracy is not None:
         line += f", accuracy {event.accuracy:.2%} ({event.right} of {event.questions})"
+    if event.share < 1:
+        line += f", on {event.share:.1%} of the split"
     return ", ".join([line, *(f"{name} {loss:.4f}" for name, loss in event.parts.items())])
 
 

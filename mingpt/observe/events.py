@@ -90,6 +90,7 @@ class Evaluated:
     """val_loss: nats per token. best: the lowest so far, including this one. right: correct answers to `questions`.
 
     parts: the loss on each component of a mixture. bits_per_byte: of the validation text; None: it is no text.
+    tokens: the targets that it was measured on. share: of the split's samples.
     """
 
     step: int
@@ -99,6 +100,8 @@ class Evaluated:
     questions: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
     bits_per_byte: float | None = None
+    tokens: float = 0.0
+    share: float = 1.0
 
     @property
     def accuracy(self) -> float | None:
@@ -109,7 +112,8 @@ class Evaluated:
         """What of it is a curve, by name."""
         more = {"val_accuracy": self.accuracy, "val_bits_per_byte": self.bits_per_byte}
         parts = {f"val_loss/{name}": loss for name, loss in self.parts.items()}
-        return {"val_loss": self.val_loss} | {k: v for k, v in more.items() if v is not None} | parts
+        measured = {"val_loss": self.val_loss, "val_tokens": self.tokens, "val_share": self.share}
+        return measured | {k: v for k, v in more.items() if v is not None} | parts
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from mingpt.observe.events import (
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import NO_END, REWIND, Count, Record, line_of, records
-from mingpt.world.clock import Clock
+from mingpt.world.clock import PAUSED, Clock
 
 NAME = re.compile(r"attempt-([0-9]{5,})\.json")
 NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
@@ -50,6 +50,7 @@ GROUPS = {  # what people want to know, by the clock's phases; the rest is "othe
     "data wait": ("wait",),
     "snapshots": ("snapshot",),
     "evaluation": ("evaluation",),
+    PAUSED: (PAUSED,),
     TWICE: (TWICE,),
     BETWEEN: (BETWEEN,),
 }
@@ -170,6 +171,8 @@ class Ledger:
     def groups(self) -> dict[str, float]:
         """Seconds by the names that people read, which add up to ran and BETWEEN; "other" is what no group has."""
         found = {name: sum(self.seconds.get(phase, 0.0) for phase in phases) for name, phases in GROUPS.items()}
+        if not found[PAUSED]:  # hardly ever
+            del found[PAUSED]
         return found | {"other": self.ran + found[BETWEEN] - sum(found.values())}
 
     def cost(self) -> float | None:

@@ -1,8 +1,10 @@
 """The live display of a run on a terminal: where it is, how fast, and what is safe."""
 
 import sys
+from collections.abc import Iterator
+from itertools import accumulate
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.live import Live
 from rich.text import Text
 
@@ -21,6 +23,20 @@ from mingpt.observe.events import (
 from mingpt.observe.ledger import duration
 
 PER_SECOND = 2  # how often it is drawn: more would cost training time
+
+
+class Fields:
+    """Lines of fields. Those at the end for which a narrow window has no room are left out."""
+
+    def __init__(self, *lines: tuple[list[str], str]) -> None:
+        """lines: the fields of each, and its style."""
+        self.lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        for fields, style in self.lines:
+            lengths = accumulate(len(field) + 2 for field in fields)
+            fit = [field for field, length in zip(fields, lengths, strict=True) if length - 2 <= options.max_width]
+            yield Text("  ".join(fit or fields[:1]), style, no_wrap=True, overflow="ellipsis")
 
 
 class LiveLine:
@@ -62,12 +78,10 @@ class LiveLine:
             case AttemptEnded() | AttemptFailed():
                 self.live.stop()
 
-    def draw(self) -> Text:
-        """Two lines. A narrow window shows their beginnings, so what counts most stands first."""
-        if self.started is None:
-            return Text("")
-        lines = "  ".join(self.progress(self.started)), "  ".join(self.state(self.started))
-        return Text.assemble(lines[0], "\n", (lines[1], "dim"), no_wrap=True, overflow="ellipsis")
+    def draw(self) -> Fields:
+        """Two lines."""
+        start = self.started
+        return Fields((self.progress(start), ""), (self.state(start), "dim")) if start else Fields()
 
     def progress(self, start: AttemptStarted) -> list[str]:
         done = self.done
@@ -77,10 +91,12 @@ class LiveLine:
         if done:
             fields.append(f"loss {done.loss:.4f}")
         if self.evaluated:
-            fields.append(f"val {self.evaluated.val_loss:.4f} (best {self.evaluated.best:.4f})")
+            fields.append(f"val {self.evaluated.val_loss:.4f}")
         if done:
-            fields += [f"{done.tokens_per_second:,.0f} tokens/s", f"{duration(done.seconds_left)} left"]
+            fields += [f"{duration(done.seconds_left)} left", f"{done.tokens_per_second:,.0f} tokens/s"]
             fields += [f"{done.mfu:.0%} MFU"] if done.mfu is not None else []
+        if self.evaluated and self.evaluated.best != self.evaluated.val_loss:
+            fields.append(f"best val {self.evaluated.best:.4f}")
         return fields
 
     def state(self, start: AttemptStarted) -> list[str]:

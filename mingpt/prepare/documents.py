@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from mingpt.console import say
 from mingpt.data import bpe
+from mingpt.data.otherforms import other_form
 from mingpt.errors import UserError
 from mingpt.prepare.sources import File
 from mingpt.redact import printable
@@ -205,7 +206,9 @@ def _string(record: Any, field: str) -> str:
     found = record.get(field) if isinstance(record, dict) else None
     if not isinstance(found, str):
         there_are = ", ".join(map(repr, list(record)[:10])) if isinstance(record, dict) else ""
-        raise ValueError(f"no strings in the field {field!r}; there are {there_are or 'none'}")
+        chat = isinstance(record, dict) and (record.keys() & {"messages", "answer"} or other_form(record))
+        hint = "; conversations need no shards: train on them with data=chat data.path=…" if chat else ""
+        raise ValueError(f"no strings in the field {field!r}; there are {there_are or 'none'}{hint}")
     return found
 
 

@@ -12,6 +12,7 @@ from mingpt.redact import without_secrets
 from mingpt.report.figures import Band, Line, chart, color
 from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Run
+from mingpt.report.runs import OTHER_PARTS
 
 SAMPLES = 20  # texts that are shown
 MARKS = 200  # bands of attempts that are drawn
@@ -28,7 +29,9 @@ def page(runs: Sequence[Run]) -> str:
     lines = [Line(f"{i + 1}: {run.name}", run.loss, color(i)) for i, run in enumerate(runs)]
     lines += [Line("", run.curve("val_loss"), color(i), marks=True) for i, run in enumerate(runs)]
     table, losses = table_of(["run", *columns], rows), chart("loss (dots: validation)", lines)
-    return document(title, f"<h1>{len(runs)} runs</h1>{table}{losses}")
+    others = len({run.past.validated_on for run in runs if run.past.validations()}) > 1
+    warning = f"<p>{text(OTHER_PARTS, 400)}</p>" if others else ""
+    return document(title, f"<h1>{len(runs)} runs</h1>{table}{warning}{losses}")
 
 
 def _one(run: Run) -> str:
@@ -73,8 +76,9 @@ def number(value: object) -> str:
 
 def facts(run: Run) -> dict[str, str]:
     """The run in a few figures, those that are known."""
-    validation = run.curve("val_loss")
+    validation = run.comparable
     good = np.isfinite(validation.values)
+    tokens, share = run.past.validated_on
     losses = zip(validation.values[good].tolist(), validation.steps[good].tolist(), strict=True)
     best = min(losses, default=None)  # of equal ones the first
     last = run.attempts[-1] if run.attempts else None
@@ -83,6 +87,7 @@ def facts(run: Run) -> dict[str, str]:
         "step": f"{run.last_step:,}",
         "loss": None if run.loss.last is None else number(run.loss.last),
         "best validation loss": best and f"{best[0]:.4f} (step {best[1]:,.0f})",
+        "validated on": None if tokens is None or share is None else f"{tokens:,.0f} tokens, {share:.1%} of the split",
         "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
         "machine": f"{kind(last)} {last.host}".strip() if last and kind(last) else None,
         "wall time": duration(run.ledger.wall) if run.ledger else None,

@@ -14,7 +14,7 @@ from mingpt.folder import Folder
 from mingpt.history.history import History, numerics_of
 from mingpt.observe.ledger import Account, Ledger, added_up
 from mingpt.redact import without_secrets
-from mingpt.snapshot.attempts import REWIND
+from mingpt.snapshot.attempts import REWIND, runs_here
 
 Floats = npt.NDArray[np.float64]
 UNKNOWN = math.nan
@@ -54,7 +54,7 @@ class Run:
         """With rewinds; of those without an account, they hold what else is known."""
         known = {account.attempt: account for account in self.past.accounts}
         found = [known.get(number) or self._older(number) for number in sorted({*self.past.own, *known})]
-        return [replace(a, end=_end_of(a, found[-1])) for a in found]
+        return [replace(a, end=self._end(a, found[-1]) if a.end is None else a.end) for a in found]
 
     @cached_property
     def on_line(self) -> list[Account]:
@@ -78,6 +78,11 @@ class Run:
         return _curve((row["step"], row[key]) for row in self.past.metrics if key in row)
 
     @property
+    def comparable(self) -> Curve:
+        """The validation losses that were measured on what the last one was."""
+        return _curve((row["step"], row["val_loss"]) for row in self.past.validations())
+
+    @property
     def parameters(self) -> int:
         """Of the newest snapshot's model; 0 where there is none."""
         tensors = self.manifest.tensors.values() if self.manifest else ()
@@ -92,6 +97,12 @@ class Run:
         """config.yaml, or "" where there is none, as in older runs."""
         raw = Folder(self.past.folder, "RUN").read(NAME, LONGEST) or b""
         return str(without_secrets(raw.decode(errors="replace")))
+
+    def _end(self, account: Account, newest: Account) -> str:
+        """Of an attempt that has noted none. A claim says which process made it, which may be alive."""
+        claim = self.past.claims.get(account.attempt)
+        alive = None if claim is None else runs_here(claim)
+        return "killed" if account is not newest or alive is False else "running" if alive else "running, or killed"
 
     def _older(self, number: int) -> Account:
         """What its claim, the newest snapshot and the metrics tell of an attempt without an account, or of a rewind."""
@@ -110,11 +121,6 @@ class Run:
             seconds={},
             end="" if claim.by != REWIND else "undo" if claim.undoes else "rewind",
         )
-
-
-def _end_of(account: Account, newest: Account) -> str:
-    unknown = "no end: still going on, or killed" if account is newest else "killed"
-    return unknown if account.end is None else account.end
 
 
 def _number(value: object) -> float:

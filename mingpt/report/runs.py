@@ -9,11 +9,17 @@ from mingpt.config.stored import is_below
 from mingpt.console import columns, complain
 from mingpt.errors import OF_ONE
 from mingpt.folder import Folder
-from mingpt.history.history import History
+from mingpt.history.history import NOTHING
 from mingpt.redact import as_lines, without_secrets
+from mingpt.report.reading import Run
 
 OWN = ("run", "snapshot.dir")  # what differs between any two runs
-COLUMNS = ("state", "step", "loss", "val_loss")
+COLUMNS = ("state", "step", "loss", "val_loss", "val_tokens", "val_share")
+NOT_STARTED = "not started"
+OTHER_PARTS = (
+    "WARNING: these validation losses can't be compared: they were measured on other parts of the split (val_tokens, "
+    "val_share; –: not recorded). `mingpt evaluate RUN` takes all of it."
+)
 
 
 def runs_in(folder: str) -> dict[str, dict[str, Any]]:
@@ -29,34 +35,41 @@ def runs_in(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def rows(folder: str) -> list[dict[str, Any]]:
-    """A row for each run of a folder, the lowest validation loss first."""
+    """A row for each run of a folder, the lowest validation loss first. Of the settings, those that all runs have."""
     known = {name: dict(leaves(without_secrets(config))) for name, config in runs_in(folder).items()}
-    keys = dict.fromkeys(key for values in known.values() for key in values if not is_below(key, OWN))
-    differ = [key for key in keys if len({str(values.get(key)) for values in known.values()}) > 1]
+    keys = [key for key in next(iter(known.values()), {}) if not is_below(key, OWN)]
+    shared = [key for key in keys if all(key in values for values in known.values())]
+    differ = [key for key in shared if len({str(values[key]) for values in known.values()}) > 1]
     found = [
-        {"run": name} | {key: values.get(key) for key in differ} | _went(f"{folder.rstrip('/')}/{name}")
+        {"run": name} | _went(f"{folder.rstrip('/')}/{name}") | {key: values[key] for key in differ}
         for name, values in known.items()
     ]
     return sorted(found, key=lambda r: r["val_loss"] if isinstance(r["val_loss"], (int, float)) else float("inf"))
 
 
 def _went(run_dir: str) -> dict[str, Any]:
+    """How a run went, along the line of attempts that it is on."""
     try:
-        past = History(run_dir)
-        booked = past.accounts
-        state = (booked[-1].end or "running, or killed") if booked else "not started"
-        step = max((account.step for account in booked), default=0)
-        return {"state": state, "step": step} | {key: past.last_of(key) for key in ("loss", "val_loss")}
+        run = Run(run_dir)
+        tokens, share = run.past.validated_on
+        losses = {key: run.past.last_of(key) for key in ("loss", "val_loss")}
     except OF_ONE as error:
-        complain(str(error))
-        return {"state": "can't be read"} | dict.fromkeys(COLUMNS[1:])
+        state = NOT_STARTED
+        if NOTHING not in str(error):
+            state = "can't be read"
+            complain(str(error))
+        return dict.fromkeys(COLUMNS) | {"state": state, "step": 0}
+    state = run.attempts[-1].end if run.attempts else None
+    return {"state": state, "step": run.last_step, **losses, "val_tokens": tokens, "val_share": share}
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
     """For a terminal or a log."""
     names = dict.fromkeys(key for row in found for key in row)
-    return as_lines(columns([[*names], *([_cell(row.get(name)) for name in names] for row in found)]))
+    lines = columns([[*names], *([_cell(row.get(name)) for name in names] for row in found)])
+    measured_on = {(row["val_tokens"], row["val_share"]) for row in found if row["val_loss"] is not None}
+    return as_lines([*lines, *([OTHER_PARTS] if len(measured_on) > 1 else [])])
 
 
 def _cell(value: object) -> str:
-    return "–" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "–" if value in (None, "") else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -27,6 +27,7 @@ FORMAT = 3
 DROPPED_IN_3 = "best_val_loss"  # a tensor of format 2 that is not training state
 PART_BYTES = 64 * 2**20  # small enough to share among processes, large enough that one request per part is cheap
 MANIFEST = "manifest.json"
+VALIDATION = "validation"  # of an attempt's entry in the history: [samples that its evaluations take, of how many]
 PART_NAME = re.compile(r"(model|optimizer)-[0-9]{5}-[0-9a-f]{16}\.safetensors")
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -94,6 +95,13 @@ class Manifest(Strict):
         """The number of the attempt that wrote this snapshot; 0 if the history has none."""
         number = self.history[-1].get("attempt") if self.history else None
         return number if isinstance(number, int) else 0
+
+    @property
+    def validated_on(self) -> tuple[Any, Any]:
+        """What val_loss was measured on: the data's hash, and how many samples of how many, or None: not recorded."""
+        told = [entry.get(VALIDATION) for entry in self.history]
+        told = [t for t in told if isinstance(t, list) and [*map(type, t)] == [int, int]]
+        return self.fingerprint.get("data"), told[-1] if told else None
 
     def layout(self, kind: Kind) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shape and dtype of each tensor of this kind."""

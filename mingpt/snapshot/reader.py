@@ -18,6 +18,7 @@ from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import METRICS, SNAPSHOTS, STEP_FOLDER, Store
 
 Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
+BEST = "best"  # RUN@best: the snapshot with the lowest validation loss
 PARALLEL_PARTS = 4  # hashing and waiting for a store both release the GIL
 
 
@@ -128,9 +129,26 @@ class Found:
     steps: list[int]
 
 
+def best_step(found: Found) -> int | None:
+    """The step with the lowest validation loss, of equal ones the oldest, among those measured as the newest's was."""
+    read = [manifest for step in found.steps if (manifest := manifest_or_none(found.store, step))]
+    alike = [
+        (loss, m.step)
+        for m in read
+        if m.validated_on == read[0].validated_on and (loss := m.metrics.val_loss) is not None
+    ]
+    return min(alike)[1] if alike else None
+
+
 def split_url(url: str) -> tuple[str, int | None]:
-    """The URL without the step that it names as `RUN@12000` or as a step's folder, and that step; else None."""
+    """The URL without the step that it names as `RUN@12000`, `RUN@best` or as a step's folder, and that step; else
+    None. Raises UserError if there is no best one.
+    """
     above, _, step = url.rpartition("@")
+    if above and step == BEST:
+        if (best := best_step(find(above))) is None:
+            raise UserError(f"{without_secrets(url)}: no snapshot there has a validation loss: choose a step")
+        return above, best
     return (above, int(step)) if above and step.isascii() and step.isdecimal() else _split_folder(url)
 
 

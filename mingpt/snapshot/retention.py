@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.lineage import rewound
@@ -74,18 +75,20 @@ def _delete(store: Store, step: int) -> None:
     store.remove(sorted((f for f in of_ours if f.name not in stay), key=lambda file: file.name != MANIFEST))
 
 
-def plan(store: Store, retention: Retention, good: int, seen: dict[int, float | None]) -> Plan:
+def plan(store: Store, retention: Retention, good: int, seen: dict[int, tuple[float | None, Any]]) -> Plan:
     """What to delete from a store whose snapshot of step `good` has been verified, or has just been written.
 
     No snapshot is deleted if one is newer than `good`: that one has not been verified, and its own writer deletes.
-    A snapshot whose manifest is damaged or of another format stays, and does not count. seen: the validation losses of
-    manifests that were read before; this call adds to it.
+    A snapshot whose manifest is damaged or of another format stays, and does not count. A validation loss
+    counts if it was measured on what the newest one was. seen: the validation losses of manifests that were read
+    before, and what they were measured on; this call adds to it.
     """
     steps = store.steps()
     for step in steps:
         if step not in seen and (manifest := manifest_or_none(store, step)):
-            seen[step] = manifest.metrics.val_loss
-    known = {step: seen[step] for step in steps if step in seen}
+            seen[step] = manifest.metrics.val_loss, manifest.validated_on
+    read = [step for step in steps if step in seen]
+    known = {step: seen[step][0] if seen[step][1] == seen[read[0]][1] else None for step in read}
     old = steps_to_delete(retention, known) if steps and steps[0] == good else []
     newest = sorted(known)[-retention.keep :]
     oldest_new = newest[0] if len(newest) == retention.keep else 0

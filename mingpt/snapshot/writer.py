@@ -92,7 +92,7 @@ class SnapshotWriter:
     failures: int = 0  # in a row; equal in all processes, though not updated at the same moment
     # It can't write any more: a newer attempt has started, the process group has failed, or a thread does not return.
     broken: bool = False
-    _val_losses: dict[int, float | None] = field(default_factory=dict)  # by step, of committed snapshots
+    _val_losses: dict[int, tuple[float | None, Any]] = field(default_factory=dict)  # see retention.plan
     _job: "Future[str] | None" = None
     _hangs: SnapshotFailed | None = None  # the snapshot in flight has failed, since it takes too long
     _until: float = math.inf  # when this process's own work on it must be done

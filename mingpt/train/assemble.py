@@ -22,8 +22,9 @@ from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.console import say
 from mingpt.data.loader import load
-from mingpt.data.source import Source
-from mingpt.errors import FINISHED
+from mingpt.data.source import Source, spread
+from mingpt.errors import FINISHED, UserError
+from mingpt.model.language import IGNORE
 from mingpt.observe.stragglers import StepTimes
 from mingpt.snapshot.attempts import make_run_dir
 from mingpt.snapshot.checkpointer import Checkpointer
@@ -32,7 +33,7 @@ from mingpt.train import loop
 from mingpt.train.audit import Audit
 from mingpt.train.bad_steps import BadSteps
 from mingpt.train.context import ALONE, Hooks, StepContext, make_context
-from mingpt.train.evaluation import Evaluation
+from mingpt.train.evaluation import Evaluation, evaluated_part
 from mingpt.train.factory import buffer_check, give_memory, prepare, try_out, why_no_graph
 from mingpt.train.graphs import RECORDERS, Graphs
 from mingpt.train.loop import Run
@@ -43,6 +44,8 @@ from mingpt.world import liveness
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.warmup import warm_up
 from mingpt.world.world import World
+
+MOST_READ = 1000  # samples, to find one with a target
 
 
 def train(
@@ -58,8 +61,7 @@ def train(
     model: from factory.build, which need not be drawn. notice_seconds: see Checkpointer.
     """
     clock = lifetime.clock
-    world.run_on_main(lambda: make_run_dir(config.run.dir))
-    world.run_on_main(lambda: another_running(config))  # before its snapshots are touched
+    check_targets(config, source)
     if config.train.compile:
         clock.enter("compiler")
         ready(config)
@@ -67,6 +69,8 @@ def train(
     pin(config, world.device)
     clock.enter("model")
     place_model(config, source, model, world)
+    world.run_on_main(lambda: make_run_dir(config.run.dir))  # a start that is refused for its data or model leaves none
+    world.run_on_main(lambda: another_running(config))  # before its snapshots are touched
     # Weights, two moments, and the weights' mean.
     state_bytes = (3 + bool(config.optimizer.ema)) * sum(p.nbytes for p in model.parameters())
     checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds)
@@ -119,6 +123,20 @@ def place_model(config: Config, source: Source, model: nn.Module, world: World) 
         with autocast_for(config, world.device):
             try_out(model, config.model, [x.to(world.device) for x in first])
     prepare(config, model)
+
+
+def check_targets(config: Config, source: Source) -> None:
+    """Raise UserError if no target counts in what is trained on or evaluated on, as far as MOST_READ samples tell."""
+    splits = {"training": (source.train[[i]] for i in spread(len(source.train), MOST_READ))}
+    if len(source.validation):
+        part = evaluated_part(source.validation, config.train.eval_batches)
+        splits["validation"] = (part[i] for i in range(len(part)))
+    for name, microbatches in splits.items():  # of most data the first sample tells
+        if not any(len(found) < 2 or bool((found[1] != IGNORE).any()) for found in microbatches):
+            raise UserError(
+                f"data.kind={config.data.kind}: none of its {name} targets counts, all are {IGNORE}: nothing can be "
+                f"learnt or measured; mark the targets that count"
+            )
 
 
 def make_audit(config: Config, source: Source, model: nn.Module, world: World) -> Audit | None:

@@ -1,4 +1,4 @@
-"""Evaluates a model on a split or its beginning: its loss, and its accuracy if the samples have answers.
+"""Evaluates a model on a split or samples all over it: its loss, and its accuracy if the samples have answers.
 
 The figures do not depend on the world size: losses are added along one tree, and counts are whole numbers.
 """
@@ -17,7 +17,7 @@ from mingpt.compute.batches import derive
 from mingpt.compute.tree import tree_sum_of
 from mingpt.config.schema import Config
 from mingpt.data.mixture import MixedSplit
-from mingpt.data.source import EvalSplit, Source
+from mingpt.data.source import EvalSplit, SampledSplit, Source, sampled_split
 from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE, LanguageModel
@@ -30,6 +30,9 @@ from mingpt.train.stats import StepStats
 from mingpt.world.world import Progress, World, share
 
 SAMPLE_TOKENS, SAMPLE_SECONDS = 128, 20.0  # of a text at most, for which the other processes wait
+# Of an evaluation, unless the config says otherwise. It costs what a third as many tokens cost in a step, which have a
+# backward, too. Enough to tell two runs apart, whose losses are of the same targets.
+EVAL_TOKENS = 2**17
 TEMPERATURE = 0.8  # as `mingpt generate` has it
 
 
@@ -73,15 +76,18 @@ def byte_lengths(vocabulary: Vocabulary) -> list[int]:
     return vocabulary.byte_lengths() if isinstance(vocabulary, Spelling) else []
 
 
-def first_microbatches(split: EvalSplit, most: int) -> list[int]:
-    """The microbatches that an evaluation takes, `most` at most: the first ones. 0: all.
+def evaluated_part(split: EvalSplit, batches: int | None) -> SampledSplit:
+    """What an evaluation while training takes of a split of at least one microbatch. batches: train.eval_batches.
 
-    Of a mixture, the first ones of each component, by its size, and at least one.
+    null: samples with EVAL_TOKENS targets in all, whatever batch.micro_size and the length of the run are, so that the
+    losses of runs on the same data can be compared.
     """
-    size = len(split)
-    parts = split.parts.values() if isinstance(split, MixedSplit) else [range(size)]
-    most = min(most or size, size)
-    return [microbatch for part in parts for microbatch in part[: -(-len(part) * most // size)]]
+    whole = sampled_split(split)
+    if batches is not None:
+        return whole.evenly(batches * whole.micro_size) if batches else whole
+    targets = split[0][1]
+    of_sample = targets.numel() // min(len(targets), whole.micro_size)
+    return whole.evenly(max(1, EVAL_TOKENS // of_sample))
 
 
 @torch.no_grad()
@@ -95,22 +101,19 @@ def evaluate(
     *,
     seed: int,
     step: int,
-    most: int = 0,
     publish: Callable[[Evaluating], None] = lambda event: None,
 ) -> Figures:
     """The model's figures on a split of at least one microbatch. Collective: all processes call it and get the same.
 
     answer_length: see Source; accuracy is measured for models with `loss_and_logits` only. byte_lengths: see Spelling.
-    seed, step: of the run. They seed torch for each microbatch, for models that draw random numbers. most: see
-    first_microbatches. publish: called after each microbatch of this process.
+    seed, step: of the run. They seed torch for each microbatch, for models that draw random numbers. publish: called
+    after each microbatch of this process.
     """
     model.eval()
     lengths, none = torch.tensor([*byte_lengths, 0], device=world.device), torch.zeros((), device=world.device)
     rows: list[Tensor] = []
-    chosen, began = first_microbatches(split, most), time.monotonic()
-    places = share(world.rank, world.size, len(chosen))
-    for place in places:
-        microbatch = chosen[place]
+    places, began = share(world.rank, world.size, len(split)), time.monotonic()
+    for microbatch in places:
         Progress.microbatches += 1
         # From pinned memory the host does not wait for the copy, and launches the microbatch meanwhile.
         cuda = world.device.type == "cuda"
@@ -132,8 +135,7 @@ def evaluate(
     mine = torch.stack(rows).tolist() if rows else []
     all_rows = [row for part in world.gather(mine) for row in part]
     parts = split.parts.items() if isinstance(split, MixedSplit) else ()
-    rows_of = {name: [row for m, row in zip(chosen, all_rows, strict=True) if m in span] for name, span in parts}
-    return summed(all_rows, {name: summed(own) for name, own in rows_of.items()})
+    return summed(all_rows, {name: summed(all_rows[span.start : span.stop]) for name, span in parts})
 
 
 def summed(rows: Sequence[Sequence[float]], parts: dict[str, Figures] | None = None) -> Figures:
@@ -216,24 +218,30 @@ class Evaluation:
         with phase("evaluation"):
             figures = evaluate(
                 model,
-                self.source.validation,
+                self.part,
                 world,
                 autocast,
                 self.source.answer_length,
                 self.byte_lengths,
                 seed=self.config.seed,
                 step=done,
-                most=train.most_eval_batches(self.config.batch),
                 publish=self.publish,
             )
             self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
             self.best_val_loss = figures.loss if best else self.best_val_loss
             parts = {name: part.loss for name, part in figures.parts.items()}
             bits = figures.bits_per_byte
+            measured_on = figures.targets, self.part.size / sampled_split(self.source.validation).size
             self.publish(
-                Evaluated(done, figures.loss, self.best_val_loss, figures.right, figures.questions, parts, bits)
+                Evaluated(
+                    done, figures.loss, self.best_val_loss, figures.right, figures.questions, parts, bits, *measured_on
+                )
             )
         return best
+
+    @cached_property
+    def part(self) -> SampledSplit:
+        return evaluated_part(self.source.validation, self.config.train.eval_batches)
 
     @cached_property
     def byte_lengths(self) -> list[int]:

@@ -22,7 +22,7 @@ from mingpt.observe.ledger import accounts, duration
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here
 from mingpt.snapshot.checkpointer import Checkpointer
-from mingpt.snapshot.format import Kind, Manifest
+from mingpt.snapshot.format import VALIDATION, Kind, Manifest
 from mingpt.snapshot.restore import Put, Restored
 from mingpt.train import resume
 from mingpt.train.bad_steps import rolled_back
@@ -106,7 +106,7 @@ def take_over(manifest: Manifest, config: Config, source: Source, context: StepC
 def _resume(origin: Origin, loaded: Restored, config: Config, source: Source, world: World) -> None:
     manifest = loaded.manifest
     origin.step, origin.history = manifest.step, manifest.history
-    other = resume.other_validation(manifest, config, source.validation)
+    other = resume.other_validation(manifest, config, source)
     if manifest.metrics.best_val_loss is not None and not other:
         origin.best_val_loss = manifest.metrics.best_val_loss
     origin.numerics["init_from"] = manifest.fingerprint.get("init_from")  # model.init_from is not read again
@@ -172,6 +172,8 @@ def claim_attempt(
         "numerics": origin.numerics,
         "conditional_puts": world.run_on_main(lambda: checkpointer.store.conditional_puts),
     }
+    if validation := resume.validation_of(config, source):
+        this_attempt[VALIDATION] = validation
     if origin.changes:
         this_attempt["changes"] = origin.changes
     provenance = {

@@ -43,13 +43,33 @@ from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.train.context import StepContext
-from mingpt.train.evaluation import first_microbatches
+from mingpt.train.evaluation import evaluated_part
+from mingpt.train.resume import validation_of
 from mingpt.train.stats import Figures
+from mingpt.world.clock import PAUSED
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
 
 # The clock's phases before the first step, as they come; one that a start does not have is not shown.
 STARTING = ("import", "data", "rendezvous", "device", "compiler", "model", "restore", "observers")
+
+
+class Pace:
+    """Seconds a sample, with evaluations and snapshots: a mean over the last `window` steps, which have one of each."""
+
+    def __init__(self, window: int) -> None:
+        self.window, self.marks = window, deque[tuple[int, int, float]]()
+
+    def mark(self, step: int, seen: int, seconds: float) -> None:
+        """seen: samples up to this step. seconds: of the attempt up to its end."""
+        self.marks.append((step, seen, seconds))
+        while len(self.marks) > 1 and self.marks[1][0] <= step - self.window:
+            self.marks.popleft()
+
+    def of(self, seen: int, seconds: float) -> float | None:
+        """Up to now; None: only one step was done."""
+        _, before, since = self.marks[0]
+        return (seconds - since) / (seen - before) if seen > before else None
 
 
 class Reporter:
@@ -68,7 +88,7 @@ class Reporter:
         self.start, self.done = start, start
         self.trained = 0.0  # seconds of the steps so far
         self.marks = deque([(start, 0.0)], maxlen=2)  # logged steps, and the seconds of training up to them
-        self.first = start, 0.0  # the first step of this attempt, and the seconds up to its end
+        self.pace = Pace(max(100, self.train.eval_every, config.snapshot.every_steps))
         flops = peak_flops(context.device, config.precision)
         self.peak = None
         if flops and isinstance(context.model, LanguageModel):
@@ -112,7 +132,9 @@ class Reporter:
                 parts = {name: clock.seconds(name) for name in STARTING} | {"first step": figures.seconds}
                 say("start: " + ", ".join(f"{part} {spent:.2f} s" for part, spent in parts.items() if spent > 0.005))
             clock.enter("step")  # the first one is counted as "compile" if the model is compiled
-            self.first = self.done, sum(clock.account().values())
+            self.pace.mark(self.done, self.context.plan.seen(self.done), self._awake())
+        if self.world.is_main and not figures.tokens:
+            say(f"WARNING: step {self.done}: no target of its samples counts: its loss says nothing, nothing is learnt")
         self.trained += figures.seconds
         with clock.within("report"):
             self.observers.publish(self._done(figures))
@@ -124,11 +146,11 @@ class Reporter:
         step_seconds = (trained - seconds) / (step - before)
         if logged:
             self.marks.append((step, trained))
-        block, (first, until) = self.config.model.block_size, self.first
-        done, seen = plan.seen(step), plan.seen(first)
+        block, done = self.config.model.block_size, plan.seen(step)
         speed = (done - plan.seen(before)) * block / (trained - seconds)
-        elapsed = sum(self.lifetime.clock.account().values()) - until
-        pace = elapsed / (done - seen) if step > first else block / speed  # a sample's, with evaluations and snapshots
+        pace = self.pace.of(done, self._awake()) or block / speed
+        if logged:
+            self.pace.mark(step, done, self._awake())
         return StepDone(
             step=step,
             loss=figures.loss,
@@ -145,6 +167,10 @@ class Reporter:
             mfu=speed / self.peak if self.peak else None,
             world_size=self.world.size,
         )
+
+    def _awake(self) -> float:
+        """Seconds of this attempt, without those in which its process was stopped."""
+        return sum(seconds for phase, seconds in self.lifetime.clock.account().items() if phase != PAUSED)
 
     def end(self, done: int, finished: bool, digest: str | None) -> None:
         self.lifetime.ending = True
@@ -240,11 +266,16 @@ def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str
                 f"WARNING: {epochs:,.0f} epochs{of}: a model that sees its data so often learns it by heart: take more "
                 f"data, or lower train.max_steps"
             )
-    if total := len(source.validation):
-        number = len(first_microbatches(source.validation, config.train.most_eval_batches(config.batch)))
-        every = counted(config.train.eval_every or steps, "step")
-        which = "all" if number == total else f"the first {number:,} of"
-        yield f"validation: {which} {counted(total, 'microbatch')} every {every} (train.eval_batches)"
+    if measured := validation_of(config, source):
+        number, total = measured
+        every = min(config.train.eval_every or steps, steps)
+        microbatches = len(evaluated_part(source.validation, config.train.eval_batches))
+        work = microbatches / (3 * every * plan.microbatches)  # forward alone is a third of a step
+        which = f"all {total:,}" if number == total else f"{number:,} of {total:,}"
+        yield (
+            f"validation: {which} samples every {counted(every, 'step')}, about {work / (1 + work):.0%} of the time "
+            f"(train.eval_batches)"
+        )
     if config.schedule.warmup_steps >= config.train.max_steps:
         yield (
             f"WARNING: schedule.warmup_steps={config.schedule.warmup_steps}, but train.max_steps="

@@ -20,13 +20,13 @@ from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import Method, batch_factor, muon_names, roles, schedule_factor
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import declared, filled
-from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule, Train
-from mingpt.data.source import EvalSplit
+from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule
+from mingpt.data.source import Source, sampled_split
 from mingpt.errors import UserError
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.attempts import Parent, new_named
 from mingpt.snapshot.format import Manifest
-from mingpt.train.evaluation import first_microbatches
+from mingpt.train.evaluation import evaluated_part
 from mingpt.train.factory import some
 from mingpt.world.world import World
 
@@ -108,26 +108,31 @@ def same_past(manifest: Manifest, config: Config, step: int) -> bool:
     )
 
 
-def other_validation(manifest: Manifest, config: Config, split: EvalSplit) -> str:
-    """What to say if evaluations take other microbatches than those up to the snapshot; otherwise nothing.
+def other_validation(manifest: Manifest, config: Config, source: Source) -> str:
+    """What to say if evaluations take other samples than those up to the snapshot; otherwise nothing.
 
     Their losses can't be compared. A config without train.eval_batches is of a version that took the whole split.
     """
-    if not len(split):
+    now, (data, before) = validation_of(config, source), manifest.validated_on
+    if not now:
         return ""
-    try:
-        train = Train(**{"eval_batches": 0, **section_of(manifest.config, "train")})
-        batch = Batch(**filled(manifest.config)["batch"])
-    except ValidationError:  # a manifest of another version, or a damaged one
+    if before is None and section_of(manifest.config, "train").get("eval_batches", 0) == 0:
+        before = [now[1]] * 2
+    if (data, before) == (source.sha256, now):
         return ""
-    limits = train.most_eval_batches(batch), config.train.most_eval_batches(config.batch)
-    before, now = (len(first_microbatches(split, most)) for most in limits)
+    took = "of other data" if data != source.sha256 else f"and took {before[0]}" if before else "not the same as before"
     return (
-        f"train.eval_batches: evaluations take the first {now} of {len(split)} microbatches from now on, and took "
-        f"{before}: the best validation loss begins anew"
-        if before != now
-        else ""
+        f"train.eval_batches: evaluations take {now[0]} of {now[1]} samples from now on, {took}: the best validation "
+        f"loss begins anew"
     )
+
+
+def validation_of(config: Config, source: Source) -> list[int] | None:
+    """How many samples of how many an evaluation takes; None: there is nothing to evaluate on."""
+    if not len(source.validation):
+        return None
+    part = evaluated_part(source.validation, config.train.eval_batches)
+    return [part.size, sampled_split(source.validation).size]
 
 
 def _schedule(manifest: Manifest, config: Config) -> Schedule | None:

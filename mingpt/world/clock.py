@@ -8,20 +8,59 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+PAUSED = "paused"  # the phase in which the process did not run
+LEAST_PAUSE = 5.0  # seconds: less may be a busy machine
+
+
+def awake_and_asleep() -> float:
+    """Seconds that go on while the machine sleeps, where the system has such a clock (Linux)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class Pauses:
+    """Notices that this process has not run: a signal had stopped it, or the machine slept. cpu: its CPU seconds."""
+
+    def __init__(
+        self, now: Callable[[], float] = awake_and_asleep, cpu: Callable[[], float] = time.process_time
+    ) -> None:
+        self._now, self._cpu = now, cpu
+        self._before = now(), cpu()
+
+    def look(self, beat: float) -> float:
+        """Seconds of a pause since the last look, which was to come after `beat` seconds; 0: there was none.
+
+        A process whose interpreter lock is held for long, and that computes, has not paused.
+        """
+        (then, used), self._before = self._before, (self._now(), self._cpu())
+        gap = self._before[0] - then - beat
+        return gap if gap >= LEAST_PAUSE and self._before[1] - used < gap / 10 else 0.0
+
 
 class Clock:
     """Starts in `phase`. now: returns a time in seconds; only differences count."""
 
-    def __init__(self, phase: str = "import", now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, phase: str = "import", now: Callable[[], float] = awake_and_asleep) -> None:
         self._now, self._since = now, now()
-        self.phase = phase
+        self._away = 0.0  # of pauses, not counted yet
+        self.phase = self._last_long = phase  # the last one that may have had a pause in it
         self._seconds: Counter[str] = Counter()
 
     def enter(self, phase: str) -> None:
         """Count the time from now on for this phase."""
         now = self._now()
-        self._seconds[self.phase] += now - self._since  # type: ignore[assignment]
+        spent = now - self._since
+        if away := self._away:
+            self._away -= away
+            self._seconds[PAUSED] += away  # type: ignore[assignment]
+            self._seconds[self.phase if spent >= away else self._last_long] -= away  # type: ignore[assignment]
+        if spent >= LEAST_PAUSE:
+            self._last_long = self.phase
+        self._seconds[self.phase] += spent  # type: ignore[assignment]
         self.phase, self._since = phase, now
+
+    def pause(self, seconds: float) -> None:
+        """Count the last seconds for PAUSED, at the next change of phase. Called by another thread."""
+        self._away += seconds
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
@@ -40,4 +79,5 @@ class Clock:
 
     def seconds(self, phase: str) -> float:
         """Seconds counted for this phase so far."""
-        return self._seconds[phase] + (self._now() - self._since if phase == self.phase else 0.0)
+        current = max(0.0, self._now() - self._since - self._away) if phase == self.phase else 0.0
+        return self._seconds[phase] + current

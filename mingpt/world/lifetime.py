@@ -20,7 +20,7 @@ from types import FrameType
 from mingpt.console import complain
 from mingpt.errors import CRASHED, STOPPED, exit_now
 from mingpt.world import slurm
-from mingpt.world.clock import Clock
+from mingpt.world.clock import Clock, Pauses
 from mingpt.world.env import Env
 
 # The signals that torchrun can forward to its workers. Slurm sends SIGUSR1 if asked to, a closed terminal sends SIGHUP.
@@ -96,8 +96,13 @@ class Lifetime:
         return self._signalled.wait(seconds)
 
     def _watch(self, pipe: int) -> None:
+        pauses = Pauses()
         while True:
             ready, _, _ = select.select([pipe], [], [], PARENT_SECONDS)
+            if paused := pauses.look(PARENT_SECONDS):
+                self.clock.pause(paused)
+                if self.trains and not Env.read().rank:
+                    complain(f"this process did not run for {paused:.0f} s: a signal stopped it, or the machine slept")
             for number in os.read(pipe, 64) if ready else ():
                 self._on_signal(signal.Signals(number))
             if self._parent is not None and os.getppid() != self._parent:
@@ -117,6 +122,8 @@ class Lifetime:
             self.stop, self._asked_at = True, time.monotonic()
             if self.phase is Phase.STARTING:
                 self._end(STOPPED, f"{number.name}: stopped on request before the first step")
+            if not Env.read().agent:  # that one says so itself
+                complain(f"{number.name}: stopping after this step; once more ends it at once")
         elif time.monotonic() - self._asked_at > AGAIN_SECONDS:
             self._end(CRASHED, f"a second signal ({number.name}): ended at once, without a snapshot")
 

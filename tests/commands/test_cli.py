@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,9 +19,11 @@ from bpe_kit import write_gpt2
 from mingpt import TORCH, console
 from mingpt.cli import about, run, verb_of, warn_of_newer_torch
 from mingpt.command import code_of
+from mingpt.config.commandline import CommandLine
 from mingpt.gone import KEYS
-from mingpt.parsers import GROUPS, VERBS
+from mingpt.parsers import GROUPS, VERBS, parse
 from paths_kit import ROOT
+from verb_kit import mingpt
 
 Captured = pytest.CaptureFixture[str]
 Ended = Callable[[str], int]
@@ -113,6 +116,20 @@ def test_a_torch_newer_than_tested_is_a_warning_of_one_line(monkeypatch: pytest.
 
 
 # --- output that is lost ---
+
+
+COMMANDS = [*VERBS, *(f"snapshots {name}" for name in ("list", "verify", "digest", "show", "prune", "copy"))]
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_the_help_of_each_verb_ends_with_a_command_that_can_be_given(verb: str) -> None:
+    last = mingpt(f"{verb} --help").rstrip().splitlines()[-1]
+    program, *words = shlex.split(last.removeprefix("Example: "))
+    assert (program, words[0]) == ("mingpt", verb.split()[0])
+    if words[0] == "train":
+        assert CommandLine.of(words[1:]).problems == ()
+    else:
+        parse(words[0], words[1:])
 
 
 @pytest.mark.parametrize("verb", ["diff --help", "log"])

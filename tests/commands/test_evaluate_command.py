@@ -13,11 +13,15 @@ from config_kit import configured
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
 from mingpt.metrics import read_metrics
+from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
+from mingpt.snapshot.retention import Retention
+from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.tasks import load_tasks, of_training
 from own_kit import CLASSIFIER
+from paths_kit import ROOT
 from run_kit import TIME_LIMIT, NewRun
-from snapshot_kit import PROVENANCE, save
+from snapshot_kit import ALONE, PROVENANCE, save
 from tasks_kit import TASKS, write_tasks
 from told import Told
 from verb_kit import mingpt, store
@@ -42,11 +46,16 @@ def place(text: Path) -> str:
 def test_the_figures_are_those_that_training_has_measured(text: Path) -> None:
     """bits_per_byte: of the bytes of a character, of which é has two."""
     (wide := Path("wide.txt")).write_text(text.read_text().replace("e", "é"))
-    train(Path("run"), wide, Path("cache"), "train.eval_batches=0")
+    train(Path("run"), wide, Path("cache"))
+    train(Path("all"), wide, Path("cache"), "train.eval_batches=0")
+    assert read_metrics("all")[7]["val_loss"] == read_metrics("run")[7]["val_loss"]
+    page = " ".join((ROOT / "docs/workloads-evaluate-generate.md").read_text().split())
+    assert "the loss is, to the bit, what training logged at that step, if it took the whole split too" in page
     row, found = read_metrics("run")[7], mingpt.json(f"evaluate run@8 data.path={wide}")
     assert (found["step"], found["loss"]) == (8, row["val_loss"])  # to the bit
     assert (found["bits_per_byte"], found["perplexity"]) == (row["val_bits_per_byte"], math.exp(row["val_loss"]))
     # A tenth of 6,000 characters, but for the first.
+    assert (row["val_tokens"], row["val_share"]) == (599, 1)
     assert (found["targets"], found["bytes"]) == (599, len(wide.read_text()[5401:].encode()))
     bits = found["loss"] * 599 / math.log(2) / found["bytes"]
     assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-12)
@@ -70,6 +79,17 @@ def test_the_mean_of_the_weights_takes_their_place_if_asked_for(place: str, text
     assert not any(one == other for one, other in zip(found[0], found[2], strict=True))
     told(mingpt.refused("export base out/none --ema"))
     assert not Path("out/none").exists()
+
+
+def test_the_best_snapshot_is_exported_if_asked_for_and_hinted_at(base: Path) -> None:
+    loaded = read(store("base"), 12)
+    provenance = {key: getattr(loaded.manifest, key) for key in PROVENANCE}
+    for step, val_loss in ((4, 1.0), (12, 2.0)):
+        writer = SnapshotWriter(store("over"), ALONE, Retention(9), provenance, log=print)
+        writer.save(step, loaded.state, Metrics(loss=1.0, val_loss=val_loss, best_val_loss=1.0))
+    hinted, best = mingpt("export over out/12"), mingpt("export over@best out/4")
+    assert "RUN@best" in hinted
+    assert best.startswith("step 4 ")
 
 
 @pytest.mark.slow

@@ -50,6 +50,14 @@ def test_a_fork_on_the_same_disk_has_the_files_of_its_parent(base: Path, tmp_pat
     assert parent.id == find_run_id("base") != find_run_id("new")
 
 
+def test_a_fork_that_has_no_steps_left_says_so(base: Path) -> None:
+    """Then the command that it prints needs a number; after any other step it does not."""
+    finished, older = (mingpt(f"fork --trust base@{s} {s}") for s in (12, 8))
+    assert "no steps left, since train.max_steps=12" in finished
+    assert finished.splitlines()[-1].endswith(" train.max_steps=…")
+    assert "train.max_steps" not in older
+
+
 def test_a_fork_with_nothing_changed_computes_what_its_parent_has(trained: Path, base: Path) -> None:
     mingpt(FORK)
     shutil.rmtree(base)  # its parent's retention, or somebody

@@ -54,6 +54,25 @@ def test_a_url_is_a_run_its_snapshots_or_a_step(run: Path, monkeypatch: pytest.M
         assert find_manifest(place, *map(int, option))[1].step == step  # what generate and model.init_from open
 
 
+def test_the_best_snapshot_has_a_name_for_every_verb(run: Path) -> None:
+    """By validation loss, among those that were measured as the newest was."""
+    assert [e["step"] for e in mingpt.json("snapshots list run") if e["best"]] == [4]
+    [row] = [row for row in mingpt("snapshots list run").splitlines() if row.endswith("looks good, best")]
+    assert row.split()[0] == "4"
+    for verb in ("digest", "verify"):
+        assert mingpt(f"snapshots {verb} run@best") == mingpt(f"snapshots {verb} run@4")
+    assert mingpt.json("snapshots show run/snapshots@best")["step"] == 4
+    assert find_manifest("run@best")[1].step == 4  # what generate, evaluate and model.init_from open
+    assert mingpt("diff run@best run@4") == mingpt("diff run@4 run@4")
+    told = PROVENANCE | {"history": [{"attempt": 2, "validation": [1, 9]}]}
+    save(store(), 31, provenance=told, val_loss=50.0)  # on another part of the split
+    assert mingpt.json("snapshots show run@best")["step"] == 31
+    assert "names one step" in mingpt.refused("snapshots prune run@best")
+    mingpt("rewind run@best")
+    save(store("none"), 1)
+    assert "none@best" in mingpt.refused("generate none@best")
+
+
 def test_list_is_a_table_of_the_steps(told: Told) -> None:
     folder(20).joinpath("manifest.json").write_text("{}")
     next(folder(10).glob("model-*")).unlink()

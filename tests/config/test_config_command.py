@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mingpt.config import compose
+from mingpt.config.commandline import CommandLine
 from mingpt.config.help import help_text
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
@@ -55,3 +56,13 @@ def test_a_terminal_that_lacks_a_character_is_told_all_the_rest() -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=600)
     assert done.stdout == b"one \\u2026\ntwo\n"
+
+
+def test_an_option_may_have_underscores_and_a_key_no_dashes(capsys: pytest.CaptureFixture[str], told: Told) -> None:
+    line = CommandLine.of(["--config_name=mine", "seed=3"])
+    assert (line.name, len(line.overrides)) == ("mine", 1)
+    for option in ("--learning_rate=1e-3", "--max_step=5", "--train.max_steps=5", "--nothing_like_it"):
+        with pytest.raises(SystemExit) as end:
+            CommandLine.of([option])
+        assert end.value.code == 64
+    told(capsys.readouterr().err)

@@ -17,6 +17,7 @@ from mingpt.prepare.corpora import CORPORA, DATASETS
 from mingpt.storage import FETCHED
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
+from paths_kit import ROOT
 from told import Told
 
 
@@ -34,6 +35,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "batch.micro_siz=8",
         "n_head=4",
         "~seed=7",
+        "~track",
+        "hydra.job.name=x",
         "+experiment=gpt2_124m",
         # A value out of range, of a wrong type, or not one of the words.
         "batch.micro_size=0",
@@ -60,6 +63,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "=3",
         "run.dir=s3://b/d=1",
         "data=char data.path=é.txt",
+        "train.max_steps = 5",
+        "train.max_steps =5 seed= 3",
+        "README.md",
+        "track=wandb",
+        "optimizer.lr=${oc.env:NOLR}",
+        "learning_rate=1e-3",
         "seed=1,2",
         "hydra.run.dir=/x",
         "data.cache_dir=${nope}",
@@ -90,6 +99,7 @@ def test_a_bad_command_line_gives_exactly_its_problems(
     arguments: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAX", "7")
+    monkeypatch.chdir(ROOT)
     told(problems(*arguments.split()))
 
 

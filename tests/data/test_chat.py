@@ -86,8 +86,10 @@ def test_what_is_too_long_is_left_out_and_told(tmp_path: Path, capsys: pytest.Ca
         '{"prompt": "a", "answer": 3}',
         '{"prompt": "a", "answer": ""}',
         r'{"prompt": "a\ud800b", "answer": "hello"}',
+        '{"instruction": "a", "input": "", "output": "b"}',
+        '{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}',
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_a_line_that_is_no_conversation(tmp_path: Path, line: str, told: Told) -> None:
     with told.mistake(tmp_path):

@@ -75,7 +75,7 @@ def test_tokens_are_those_of_the_whole_text_however_small_its_blocks(
     assert (text.vocabulary, tokens(text), mapped(text).dtype) == (vocabulary, expected, dtype)
     assert text.sha256 == sha256(content.encode()).hexdigest()
     border, split = round(len(expected) * 0.75), cast(Any, text.validation)  # no training sample touches its tokens
-    assert (len(text.train), split.targets) == (border - 1, len(expected) - border - 1)
+    assert (len(text.train), split.size) == (border - 1, len(expected) - border - 1)
 
 
 def test_bytes_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """mingpt.data.windows: what is trained on, and what is validated on. (test_text.py: that they never meet.)"""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingpt.data.windows import EvalChunks, TokenFile, WindowDataset
+from mingpt.data.source import SampledSplit
+from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, WindowDataset
 from mingpt.model.language import IGNORE
 
 
@@ -35,7 +37,8 @@ def test_windows_are_all_that_fit_and_no_more(length: int, start: int, block_siz
 def test_every_target_of_the_split_counts_exactly_once(
     length: int, start: int, block_size: int, micro_size: int
 ) -> None:
-    pieces = EvalChunks(numbered(start + length + 10), start, start + length, block_size, micro_size)
+    chunks = EvalChunks(numbered(start + length + 10), start, start + length, block_size)
+    pieces = PaddedBatches(chunks, micro_size)
     counted: list[int] = []
     for i in range(len(pieces)):
         tokens, targets = pieces[i]
@@ -47,4 +50,25 @@ def test_every_target_of_the_split_counts_exactly_once(
         counted += targets[counts].tolist()
     # All but the first token of the split, which nothing precedes
     assert counted == list(range(start + 1, start + length))
-    assert pieces.targets == len(counted)
+    assert pieces.size == len(chunks) == -(-len(counted) // block_size)
+
+
+@given(st.integers(0, 400), st.integers(1, 50), st.integers(1, 9))
+def test_some_of_a_split_are_the_same_samples_spread_over_it_whatever_the_microbatches(
+    length: int, most: int, block_size: int
+) -> None:
+    """The last microbatch is filled up; that of a split of one's own may be shorter."""
+    chunks, found = EvalChunks(numbered(length), 0, length, block_size), []
+    for micro_size in (1, 3, 8):
+        part = PaddedBatches(chunks, micro_size).evenly(most)
+        microbatches = [part[i] for i in range(len(part))]
+        assert {targets.shape for _, targets in microbatches} <= {(micro_size, block_size)}
+        assert part.size == min(most, len(chunks))
+        own = SampledSplit(chunks, micro_size).evenly(most)
+        for batches in (microbatches, [own[i] for i in range(len(own))]):
+            targets = [target for _, each in batches for target in each.flatten().tolist() if target != IGNORE]
+            found.append(targets)
+    assert all(targets == found[0] for targets in found)
+    taken = sorted({(target - 1) // block_size for target in found[0]})
+    apart = [b - a for a, b in pairwise(taken)]
+    assert not apart or max(apart) - min(apart) <= 1

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from examples.classifier import Classifier, rows
 from mingpt.data.own import Rows, source_of
 from mingpt.data.source import Source
+from mingpt.data.vocabulary import Numbers
 from mingpt.model.gpt2 import GPT, GPTConfig
+from mingpt.model.language import IGNORE
 from mingpt.observe.events import Event, StepDone
 from run_kit import Run
 
@@ -187,6 +189,13 @@ def derived(vocab_size: int, block_size: int) -> nn.Module:
 
 def no_rows(micro_size: int) -> Source:
     return source_of((torch.zeros(0, 10),), (torch.zeros(0, 10),), micro_size)
+
+
+def masked(micro_size: int, train: int, validation: int, **_: Any) -> Source:
+    """Texts of which only so many samples have a target."""
+    tokens = torch.arange(64 * 16).view(64, 16) % 7
+    some = [(tokens, tokens.masked_fill(torch.arange(64)[:, None] >= n, IGNORE)) for n in (train, validation)]
+    return source_of(some[0], some[1], micro_size, Numbers(7))
 
 
 def uneven(micro_size: int) -> Source:

@@ -51,9 +51,11 @@ def test_what_counts_most_is_seen_in_a_narrow_window_too(told: Told) -> None:
     for more in (Evaluated(200, 3.25, 3.0), SnapshotCommitted(150, "d", 1.0), HotCommitted(190)):
         live.on(more)
     live.on(SnapshotLost(200, 2, "no"))
-    texts += [shown(live, width) for width in (160, 40)]
+    texts += [shown(live, width) for width in (160, 80, 40)]
+    live.on(Evaluated(200, 3.0, 3.0))
+    texts.append(shown(live, 80))
     live.on(AttemptEnded(200, False, None))
-    assert [len(text.splitlines()) for text in texts] == [2] * 4
+    assert [len(text.splitlines()) for text in texts] == [2] * 6
     told("".join(texts))
 
 
@@ -96,5 +98,5 @@ def test_on_a_terminal_a_run_is_one_live_display(text: Path, tmp_path: Path) -> 
     os.close(ours)
     shown = said.decode()
     assert not re.search("step 24/24  loss .*  lr", shown)
-    assert re.search(r"step 24/24  loss [0-9.]+  .* tokens/s  0 s left", shown)
+    assert re.search(r"step 24/24  loss [0-9.]+  .*  0 s left  [0-9,]+ tokens/s", shown)
     assert shown.rstrip().splitlines()[-1].startswith("goodput ")

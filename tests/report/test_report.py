@@ -1,7 +1,11 @@
 """What `mingpt report` reads from a run's directory, and what its page says."""
 
+import json
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from html import unescape
 from html.parser import HTMLParser
@@ -15,6 +19,7 @@ import pytest
 
 from mingpt.report.figures import groups
 from mingpt.report.reading import Run
+from mingpt.snapshot.attempts import _started, this_process
 from report_kit import CONFIG, Made, loss_of, three_attempts
 from snapshot_kit import contents
 from told import Told
@@ -60,7 +65,7 @@ def test_curves_are_those_of_the_steps_that_the_run_kept() -> None:
     assert run.kept == {1: 10, 2: 20, 3: 30, 4: 31, 5: 33}
     val = run.curve("val_loss")
     assert (val.steps.tolist(), val.values.tolist()) == ([16, 20], [1.75, 1.5])
-    no_end = "no end: still going on, or killed"
+    no_end = "running, or killed"  # its claim names no process
     assert [a.end for a in run.attempts] == ["killed", "stopped", "finished", "killed", no_end]
     made.claim(6, 20, parent=2, by="rewind")
     run = Run("run")
@@ -82,6 +87,66 @@ def test_groups_keep_every_extreme_and_leave_out_what_is_not_finite() -> None:
     x, _, low, high = groups(np.arange(len(y), dtype=float), y, most=300)
     assert len(x) == 300
     assert (low.min(), high.max()) == (np.nanmin(y), 99.0)
+
+
+# --- a folder of runs ---
+
+
+def table_of(folder: str) -> dict[str, dict[str, str]]:
+    """What `mingpt report FOLDER` prints, by run and column; columns are two blanks apart."""
+    lines = [re.split(r" {2,}", line) for line in mingpt("report", folder).splitlines() if "  " in line]
+    return {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[1:]}
+
+
+def in_folder(name: str, **measured: float) -> Made:
+    """A run of three attempts in a folder, with a config and a validation loss."""
+    made = three_attempts(f"runs/{name}")
+    Path(f"runs/{name}/config.yaml").write_text(f"seed: {name[-1]}\nmodel: {{n_layer: 2}}\n")
+    return made.metrics(3, [{"step": 25, "val_loss": 1.25, **measured}])
+
+
+def test_the_table_of_a_folder_follows_the_line_that_a_run_is_on() -> None:
+    """After a rewind nothing in it is of the steps that were given up."""
+    in_folder("a1")
+    in_folder("b2").claim(4, 20, parent=2, by="rewind")
+    Path("runs/c3").mkdir()
+    Path("runs/c3/config.yaml").write_text("seed: 3\n")
+    found = table_of("runs")
+    assert [*found["a1"]] == ["run", "state", "step", "loss", "val_loss", "val_tokens", "val_share", "seed"]
+    assert (found["a1"]["state"], found["a1"]["step"], found["a1"]["val_loss"]) == ("finished", "30", "1.25")
+    assert (found["b2"]["state"], found["b2"]["step"], found["b2"]["val_loss"]) == ("rewind", "20", "1.5")
+    assert found["b2"]["loss"] == f"{loss_of(20):.6g}"
+    assert (found["c3"]["state"], found["c3"]["step"], found["c3"]["loss"]) == ("not started", "0", "–")
+
+
+def test_an_attempt_without_an_end_is_killed_if_its_process_is_gone() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for name, pid in (("a1", gone.pid), ("b2", os.getppid())):
+        in_folder(name).attempt(4, 30, 33, parent=3)
+        claim = Path(f"runs/{name}/attempts/00004.json")
+        process = this_process() | {"pid": pid, "started": _started(pid) or "1", "launcher": "another"}
+        claim.write_text(json.dumps(json.loads(claim.read_text()) | {"process": process}))
+    assert [row["state"] for row in table_of("runs").values()] == ["killed", "running"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_runs_that_were_validated_on_different_parts_are_not_ranked_without_a_word(page_of: PageOf, same: bool) -> None:
+    in_folder("a1", val_tokens=1000.0, val_share=0.25)
+    in_folder("b2", val_tokens=1000.0 if same else 4000.0, val_share=0.25 if same else 1.0)
+    found = table_of("runs")
+    assert [found[name]["val_share"] for name in ("a1", "b2")] == ["0.25", "0.25" if same else "1"]
+    assert ("WARNING" in mingpt("report runs")) != same
+    assert ("can't be compared" in shown(page_of("runs/a1", "runs/b2"))) != same
+    assert "1,000 tokens, 25.0% of the split" in shown(page_of("runs/a1"))
+
+
+def test_a_folder_of_runs_and_a_file_give_the_table_and_the_page_of_them_all() -> None:
+    for name in ("a1", "b2"):
+        in_folder(name)
+    out = mingpt("report runs --out all.html")
+    assert out.splitlines()[-1] == "report: all.html"
+    assert "2 runs" in shown(Path("all.html").read_text())
 
 
 # --- the page ---

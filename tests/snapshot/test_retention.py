@@ -12,7 +12,7 @@ from mingpt.errors import Superseded
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, leftovers, steps_to_delete
 from mingpt.snapshot.store import Store
-from snapshot_kit import read_newest, save, signed
+from snapshot_kit import PROVENANCE, read_newest, save, signed
 
 DAY = 86400
 
@@ -37,6 +37,17 @@ def test_the_writer_keeps_the_newest_the_multiples_and_the_best(store: Store) ->
         save(store, step, keep=Retention(2, keep_every=4), val_loss=val_loss)  # by a writer that remembers nothing
         assert read(store, step).manifest.metrics.val_loss == val_loss
     assert store.folders() == store.steps() == [11, 10, 8, 5, 4]
+
+
+def test_the_best_is_one_of_those_that_were_measured_alike(store: Store) -> None:
+    """A lower loss on another part of the split, or on other data, is no better one."""
+    for step, (val_loss, part, data) in enumerate(
+        ((1.0, [2, 9], "x"), (0.5, [9, 9], "other"), (3.0, [9, 9], "x"), (2.0, [9, 9], "x"), (4.0, [9, 9], "x")), 1
+    ):
+        entry = {"attempt": step, "validation": part}
+        told = PROVENANCE | {"history": [entry], "fingerprint": {"data": data}}
+        save(store, step, keep=Retention(1), val_loss=val_loss, provenance=told)
+        assert store.steps() == {1: [1], 2: [2], 3: [3], 4: [4], 5: [5, 4]}[step]
 
 
 def test_who_is_overtaken_or_finds_another_state_deletes_nothing(store: Store) -> None:

@@ -29,6 +29,7 @@ from node_kit import wait_until
 from replay_kit import Asked
 from run_kit import TINY, in_forks
 from snapshot_kit import ALONE, PROVENANCE, state_of
+from told import Told
 
 pytestmark = pytest.mark.usefixtures("outlived")
 STEPS = 4
@@ -207,3 +208,21 @@ def test_the_processes_wait_longer_for_each_other_than_any_of_them_may_wait_for_
     with pytest.raises(SnapshotFailed):
         writer.save(1, state_of(1))
     assert clock[0] <= 100
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_data_without_a_target_are_refused_before_anything_is_written(
+    train: Callable[..., int], tmp_path: Path, split: str, capfd: pytest.CaptureFixture[str], told: Told
+) -> None:
+    counts = {"train": 64, "validation": 64} | {split: 0}
+    own = [f"data.{name}={count}" for name, count in counts.items()]
+    assert train("data._target_=own_kit.masked", *own) == USER_ERROR
+    told(capfd.readouterr().err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_step_without_a_target_is_named(train: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:
+    """One sample of 64 has targets, so one step of four."""
+    own = ("data._target_=own_kit.masked", "data.train=1", "data.validation=64")
+    assert train(*own) == FINISHED
+    assert capfd.readouterr().out.count("no target of its samples counts") == 3

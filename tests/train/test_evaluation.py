@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bpe_kit import small, write_tokenizer
 from config_kit import configured
 from mingpt.commands import evaluate as evaluator
+from mingpt.config.schema import Train
 from mingpt.config.stored import evaluation_config
 from mingpt.data.bpe import HuggingFaceTokens
 from mingpt.data.mixture import MixedSplit
@@ -25,7 +26,8 @@ from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.language import IGNORE
 from mingpt.observe.events import Evaluating
-from mingpt.train.evaluation import Figures, count_answers, evaluate, first_microbatches
+from mingpt.train import evaluation
+from mingpt.train.evaluation import Figures, count_answers, evaluate, evaluated_part
 from mingpt.world.world import World, share
 from snapshot_kit import ALONE
 
@@ -71,18 +73,18 @@ def measured(
     return evaluate(model, data, world, nullcontext(), answer_length, **{"seed": 1, "step": 2} | options)
 
 
-def in_worlds_of(size: int, model: nn.Module, data: EvalSplit, answers: int = 0, most: int = 0) -> Figures:
+def in_worlds_of(size: int, model: nn.Module, data: EvalSplit, answers: int = 0) -> Figures:
     world = Pretended(0, size, 0, torch.device("cpu"), "gloo")
-    for rank in sorted(range(size), key=lambda rank: not share(rank, size, most or len(data))):  # the last hears all
+    for rank in sorted(range(size), key=lambda rank: not share(rank, size, len(data))):  # the last hears all
         whole = [data[i] for i in range(len(data))]  # no mixture: of that, the first ones hear too little
-        measured(model, whole, answers, replace(world, rank=rank), most=most)
-    return measured(model, data, answers, replace(world, rank=rank), most=most)
+        measured(model, whole, answers, replace(world, rank=rank))
+    return measured(model, data, answers, replace(world, rank=rank))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_figures_are_the_same_in_any_world(model: GPT, weighted: bool) -> None:
     data = split(7, weighted)
-    alone, beginning = measured(model, data, 2), measured(model, data[:4], 2)
+    alone, part = measured(model, data, 2), evaluated_part(data, 4)
     assert alone.questions == 7 * 3 - 1
     with torch.no_grad():
         losses, counts = map(list, zip(*(model(*tensors) for tensors in data), strict=True))
@@ -94,12 +96,12 @@ def test_the_figures_are_the_same_in_any_world(model: GPT, weighted: bool) -> No
     for size in (2, 3, 7, 9):
         assert in_worlds_of(size, model, data, 2) == alone
     for size in (1, 2, 3):
-        assert in_worlds_of(size, model, split(7, weighted), 2, most=4) == beginning
+        assert in_worlds_of(size, model, part, 2) == measured(model, [data[i] for i in (0, 1, 3, 5)], 2)
 
 
 @pytest.mark.parametrize("size", [2, 3, 9])
 def test_a_mixture_has_the_figures_of_each_component_in_any_world(model: GPT, size: int) -> None:
-    """And as a whole those of all targets, each of which counts once; its beginning is that of each component."""
+    """And as a whole those of all targets, each of which counts once; a part of it has a share of each component."""
     own = {"code": split(2), "none": [], "web": split(5)}
     mixed = MixedSplit({f"data.mix.{name}": (TextData(), part) for name, part in own.items()})
     alone = measured(model, mixed)
@@ -107,22 +109,48 @@ def test_a_mixture_has_the_figures_of_each_component_in_any_world(model: GPT, si
     assert alone.parts == {name: measured(model, own[name]) for name in ("code", "web")}
     assert replace(alone, parts={}) == measured(model, split(2) + split(5))
     assert evaluator.as_dict(alone)["parts"]["web"]["loss"] == alone.parts["web"].loss
-    assert [first_microbatches(mixed, most) for most in (1, 4)] == [[0, 2], [0, 1, 2, 3, 4]]
-    assert [first_microbatches(mixed, most) for most in (0, 9)] == [[*range(7)]] * 2
+    parts = [evaluated_part(mixed, batches) for batches in (1, 4, 0, 9)]
+    assert [part.size for part in parts] == [2, 5, 7, 7]
+    some = own["code"] + [own["web"][i] for i in (0, 1, 3)]
+    assert replace(in_worlds_of(size, model, parts[1]), parts={}) == measured(model, some)
 
 
-@pytest.mark.parametrize(
-    ("override", "most"),
-    [
-        ("train.max_steps=1000", 333),  # 1000 steps of 4 microbatches, 4 evaluations: 4 * 333 / 3 is a ninth of 4000
-        ("train.eval_every=999", 666),  # the second one is at the end
-        ("batch.per_process_size=128", 666),
-        ("train.eval_batches=0", 0),
-    ],
-)
-def test_evaluation_takes_a_tenth_of_the_time_unless_the_config_says_otherwise(override: str, most: int) -> None:
-    config = configured(override)
-    assert config.train.most_eval_batches(config.batch) == most
+def targets_of(split: EvalSplit) -> list[int]:
+    return [target for i in range(len(split)) for target in split[i][1].flatten().tolist() if target != IGNORE]
+
+
+@pytest.mark.parametrize("data", ["char", "mix"])
+def test_without_the_key_an_evaluation_takes_the_same_targets_whatever_the_batch_and_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    """A function of the data alone, all over their validation split; the key counts microbatches, 0 is all."""
+    monkeypatch.setattr(evaluation, "EVAL_TOKENS", 100)
+    for name in "ab":
+        (tmp_path / name).write_text("".join(chr(i) for i in range(0x4E00, 0x4E00 + 1200)))
+    one = f"data.path={tmp_path}/a data.val_fraction=0.5"
+    text = f"kind: text, path: {tmp_path}"
+    mix = f"data.mix={{a: {{{text}/a, val_fraction: 0.5}}, b: {{{text}/b, val_fraction: 0.25}}}}"
+    given = [f"data={data}", f"data.cache_dir={tmp_path}/made", "model.block_size=16", "model.n_head=4"]
+    given += [mix] if data == "mix" else one.split()
+    found = []
+    for more in (
+        "batch.micro_size=1",
+        "batch.micro_size=3 batch.global_size=6 train.max_steps=3",
+        "batch.micro_size=8",
+    ):
+        config = configured(*given, *more.split())
+        source = config.data.open(16, config.batch.micro_size)
+        found.append(targets_of(evaluated_part(source.validation, config.train.eval_batches)))
+        for batches, whole in ((0, True), (10**6, True), (1, False)):
+            part = evaluated_part(source.validation, batches)
+            assert (targets_of(part) == targets_of(source.validation)) == whole
+    assert found == [found[0]] * 3
+    assert len(found[0]) in (96, 112)  # 6 samples of 16 targets; of the mixture one more
+    assert {*found[0]} - {*targets_of(source.validation)[:400]}  # not its beginning alone
+
+
+def test_the_help_says_what_an_evaluation_may_cost() -> None:
+    assert f"null: {evaluation.EVAL_TOKENS} tokens at most" in (Train.model_fields["eval_batches"].description or "")
 
 
 @pytest.mark.parametrize(("length", "right"), [(1, 3), (2, 3), (3, 2)])

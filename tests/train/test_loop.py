@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mingpt.config import compose
 from mingpt.config.schema import Config, WorldConfig
-from mingpt.data.source import Source
+from mingpt.data.source import Source, sampled_split
 from mingpt.errors import FINISHED, STOPPED, UserError
 from mingpt.observe.events import (
     AttemptEnded,
@@ -34,7 +34,7 @@ from mingpt.train.bad_steps import BadSteps
 from mingpt.train.evaluation import Evaluation
 from mingpt.train.factory import build
 from mingpt.train.loop import Run
-from mingpt.train.reporter import Reporter, begin_snapshots
+from mingpt.train.reporter import Pace, Reporter, begin_snapshots
 from mingpt.train.resume import other_validation
 from mingpt.train.stats import DelayedRead, Moment
 from mingpt.world.clock import Clock
@@ -207,6 +207,20 @@ def test_the_speed_of_a_step_is_its_own_whenever_it_is_read(
         ]
 
 
+def test_time_left_is_a_mean_over_the_last_steps() -> None:
+    """After a slow beginning, it forgets that within a window."""
+    pace = Pace(window=100)
+    pace.mark(1, 8, 50.0)
+    assert pace.of(8, 50.0) is None
+    seconds = 50.0
+    for step in range(10, 500, 10):
+        seconds += 100.0 if step <= 100 else 10.0
+        assert pace.of(8 * step, seconds) is not None
+        pace.mark(step, 8 * step, seconds)
+    assert pace.of(8 * 490, seconds) == 10.0 / 80
+    assert len(pace.marks) == 11
+
+
 def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
     open_run: OpenRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,15 +228,25 @@ def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
     first = open_run("train.eval_batches=0")
     first.train()
     total = len(first.source.validation)
+    assert total > 1
     longer = (f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
     for setting, anew in ((f"train.eval_batches={total}", False), ("train.eval_batches=1", True)):
         second = open_run(setting, *longer)
         assert math.isinf(second.best_val_loss) == anew
         assert ("train.eval_batches: " in capsys.readouterr().out) == anew
     manifest = read(Store(first.config.run.dir + "/snapshots"), STEPS).manifest
+    samples = sampled_split(first.source.validation).size
+    assert manifest.validated_on == (first.source.sha256, [samples, samples])
+    other_data = replace(first.source, sha256="0" * 64)
+    assert "of other data" in other_validation(manifest, first.config, other_data)
+    for entry in manifest.history:  # of an earlier version
+        del entry["validation"]
+    for batches, known in ((0, True), (None, False)):
+        manifest.config["train"]["eval_batches"] = batches
+        assert (other_validation(manifest, first.config, first.source) == "") == known
     del manifest.config["train"]["eval_batches"]
-    assert other_validation(manifest, first.config, first.source.validation) == ""
-    assert "train.eval_batches" in other_validation(manifest, second.config, first.source.validation)
+    assert other_validation(manifest, first.config, first.source) == ""
+    assert "train.eval_batches" in other_validation(manifest, second.config, first.source)
 
 
 def test_a_stop_of_one_process_is_heard_by_all_and_losses_are_added_along_the_tree(
