@@ -49,9 +49,8 @@ def started_pool(threads: int, name: str, begin: Callable[[], None] | None = Non
     is short. At the beginning of an attempt there is memory, or else its first step ends it with a reason.
     """
     pool, together = ThreadPoolExecutor(threads, name, begin), threading.Barrier(threads)
-    list(
-        pool.map(together.wait, [60.0] * threads)
-    )  # seconds; each thread takes one, since none returns before the last
+    # Each takes one of these calls, since none returns before the last has come.
+    list(pool.map(together.wait, [60.0] * threads))
     return pool
 
 

@@ -283,10 +283,10 @@ def _put(path: Path, what: str) -> None:
 
 NO_NOTES = (
     b"", b"{", b"[]", b"{}", b"null", b"\xff", b"[" * 100_000, b" " * 2**20 + b"%b",
-    b'{"attempt": null, "step": 4, "digest": null}', b'{"attempt": true, "step": 4, "digest": null}',
-    b'{"attempt": "1", "step": 4, "digest": null}', b'{"attempt": 1.0, "step": 4, "digest": null}',
-    b'{"attempt": 1, "step": -4, "digest": null}', b'{"attempt": 1, "step": 4, "digest": 4}',
-    b'{"attempt": 1, "step": [4], "digest": null}', b'{"attempt": 1, "digest": null}',
+    b'{"attempt": null, "step": 4, "digest": "%d"}', b'{"attempt": true, "step": 4, "digest": "%d"}',
+    b'{"attempt": "1", "step": 4, "digest": "%d"}', b'{"attempt": 1.0, "step": 4, "digest": "%d"}',
+    b'{"attempt": 1, "step": -4, "digest": "%d"}', b'{"attempt": 1, "step": 4, "digest": 4}',
+    b'{"attempt": 1, "step": [4], "digest": "%d"}', b'{"attempt": 1, "digest": "%d"}',
 )  # fmt: skip
 
 
@@ -301,7 +301,8 @@ def test_a_note_in_memory_that_is_none_ends_no_start(line: Line, what: str | byt
     if isinstance(what, str):
         _put(note, what)
     else:
-        note.write_bytes(what.replace(b"%b", note.read_bytes()))
+        digest = str(line.newest().digest).encode()
+        note.write_bytes(what.replace(b"%b", note.read_bytes()).replace(b"%d", digest))
     assert line.stale() == [6]
     assert line.restored() == 4
     if what != "folder":  # which no file can replace: the next attempt says so, and its memory is not used
