@@ -227,15 +227,17 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
         return _of_client(shown, found)
     words, cause = own_words(error), error.__cause__
     if isinstance(error, FileNotFoundError):
-        return UserError(_missing(shown, words) + fetch_it(url))
+        return UserError(_missing(shown, "" if words.startswith("404") else words) + fetch_it(url))
     # adlfs wraps some of its client's errors into a RuntimeError or a ValueError.
     if isinstance(error, (RuntimeError, ValueError)) and isinstance(cause, Exception) and _package(cause) in CLIENTS:
         return _meant(shown, url, cause)
     if PASSING.search(words):
         return _unavailable(shown, error)
-    if isinstance(error, PermissionError) or words.startswith(FORBIDDEN):
+    if _package(error) in CLIENTS:
+        return _of_client(shown, error)
+    if is_denied(error):
         return UserError(_denied(shown, words))
-    if isinstance(error, OSError) and _package(error) != "huggingface_hub":
+    if isinstance(error, OSError):
         if error.errno in FULL:
             return UserError(f"{shown}: the disk is full: free some space or choose another place")
         if error.errno in NEVER:
@@ -245,8 +247,7 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
         return UserError(_read_only(shown))
     if str(error).startswith("Bad Request: "):  # gcsfs has a ValueError for what Google calls invalid
         return UserError(f"{shown}: {_one_line(error)}: check the spelling, or choose another place")
-    # The clients' own errors are not OSErrors.
-    return _of_client(shown, error) if _package(error) in CLIENTS else None
+    return None
 
 
 def unmasked(error: Exception) -> Exception:
