@@ -57,7 +57,8 @@ def train(
 
     model: from factory.build, with the same initial weights in every process. notice_seconds: see Checkpointer.
     """
-    check_targets(config, source)
+    if isinstance(config.data, Own):  # in the package's own kinds of data each sample has targets
+        check_targets(config, source)
     place_model(config, source, model, world)
     world.run_on_main(lambda: make_run_dir(config.run.dir))  # a start that is refused for its data or model leaves none
     world.run_on_main(lambda: another_running(config))  # before its snapshots are touched
