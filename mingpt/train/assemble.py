@@ -61,7 +61,8 @@ def train(
     model: from factory.build, which need not be drawn. notice_seconds: see Checkpointer.
     """
     clock = lifetime.clock
-    check_targets(config, source)
+    if isinstance(config.data, Own):  # in the package's own kinds of data each sample has targets
+        check_targets(config, source)
     if config.train.compile:
         clock.enter("compiler")
         ready(config)

@@ -101,7 +101,7 @@ class Lifetime:
             ready, _, _ = select.select([pipe], [], [], PARENT_SECONDS)
             if paused := pauses.look(PARENT_SECONDS):
                 self.clock.pause(paused)
-                if self.trains and not Env.read().rank:
+                if self.phase is not Phase.STARTING and not Env.read().rank:  # once a run, not by a launcher, too
                     complain(f"this process did not run for {paused:.0f} s: a signal stopped it, or the machine slept")
             for number in os.read(pipe, 64) if ready else ():
                 self._on_signal(signal.Signals(number))

@@ -270,6 +270,8 @@ def test_a_list_of_somebody_else_sets_no_option(tmp_path: Path, line: bytes | No
     [
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"\n', " line 3: cannot be read"),
         ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', " line 2: cannot be read (no strings in the field 'text';"),
+        ("a.jsonl", b'{"messages": []}\n', "conversations need no shards: train on them with data=chat"),
+        ("a.jsonl", b'{"instruction": "a", "output": "b"}\n', "train on them with data=chat data.path=…"),
         ("a.jsonl", b'{"text": "\xff"}', " line 1: "),
         ("a.jsonl", b"[" * 100_000, " line 1: "),
         ("a.txt", "größer".encode() + b"\xff", ": cannot be read as text ('utf-8' codec can't decode byte"),
