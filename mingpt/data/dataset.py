@@ -5,6 +5,7 @@ one sequence of tokens, in which the vocabulary's end of text follows each docum
 shard: where a shard ends has no meaning.
 """
 
+import codecs
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def to_bytes(dataset: DataSet) -> bytes:
 def from_bytes(raw: bytes, shown: str) -> DataSet:
     """Raises UserError, which begins with `shown`, if this is no manifest of a data set."""
     try:
-        return DataSet.model_validate_json(raw, strict=True)
+        return DataSet.model_validate_json(raw.removeprefix(codecs.BOM_UTF8), strict=True)
     except ValidationError as errors:
         first = errors.errors()[0]
         where = printable(".".join(map(str, first["loc"]))) or "the file"
