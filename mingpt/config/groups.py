@@ -63,7 +63,7 @@ def groups(own: Sequence[Path] = ()) -> Groups:
 
 # Hydra looks for `# @package` in the first lines of a file, and a byte-order mark before it hid it.
 _header = ConfigSource._get_header_dict
-ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))  # type: ignore[method-assign]
+ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))  # type: ignore
 
 
 class Places(SearchPathPlugin):

@@ -16,11 +16,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mingpt.errors import UserError
-from mingpt.folder import Folder
 from mingpt.redact import printable
 
 MANIFEST = "manifest.json"
-MANIFEST_LIMIT = 256 << 20  # bytes: a million shards' lines and any vocabulary
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 AGAIN = "copy it again, or make the data set again"
@@ -110,8 +108,3 @@ def from_bytes(raw: bytes, shown: str) -> DataSet:
             f"{shown}: {MANIFEST} is not that of a prepared data set ({where}: {first['msg']}): make the data set "
             "again with `mingpt prepare`"
         ) from errors
-
-
-def read_manifest(folder: Folder, name: str = MANIFEST) -> bytes | None:
-    """The manifest of the data set in a folder, or the JSON file `name` beside it; None if there is no such file."""
-    return folder.read(name, MANIFEST_LIMIT)

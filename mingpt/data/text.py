@@ -1,6 +1,7 @@
 """Tokens from any text at any URL, cached once per node as a memory-mapped array."""
 
 import codecs
+import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import chain
@@ -75,7 +76,7 @@ class TextData(Tokenized, RowData):
 CACHE_VERSION = 2  # raise when what is cached changes
 BLOCK = 1 << 22  # bytes that are read and encoded at once
 LARGE = 1 << 26  # bytes of a text of which it is said that it is read
-NO_TEXTS = {"csv", "tsv", "json", "jsonl", "ndjson", "parquet", "pq", "gz", "bz2", "xz", "zst", "zip"}  # ends of names
+NO_TEXT = re.compile(r"\.(csv|tsv|jsonl?|ndjson|parquet|pq|gz|bz2|xz|zst|zip)$", re.I)
 
 
 class _Text:
@@ -87,9 +88,9 @@ class _Text:
         self.sha256 = ""
         if not self.size:
             raise UserError(f"{self.shown}: the file is empty: name another")
-        if (form := name_of(url).rpartition(".")[2].lower()) in NO_TEXTS:
+        if form := NO_TEXT.search(name_of(url)):
             say(
-                f"warning: {self.shown}: a .{form} is trained on as it stands, with all its marks: `mingpt prepare` "
+                f"warning: {self.shown}: a {form[0]} is trained on as it stands, with all its marks: `mingpt prepare` "
                 "takes the texts out of tables (data=shards), and data=chat reads conversations in .jsonl"
             )
         if self.size >= LARGE:

@@ -163,10 +163,10 @@ def _whole(documents: Iterable[str]) -> Iterator[tuple[str, bool]]:
 
 def _cut(stream: io.TextIOBase, separator: str, shown: str) -> Iterator[tuple[str, bool]]:
     """shown: of the first file, of which it is said that no separator is in it; empty: of others."""
-    rest, found, line_end = "", not (separator and shown), None
+    rest, found, begin = "", not (separator and shown), ""
     while text := stream.read(READ):
         *documents, rest = (rest + text).split(separator) if separator else [rest + text]
-        found, line_end = found or bool(documents), line_end or re.search("\r\n?|\n", text)
+        found, begin = found or bool(documents), begin or text
         yield from _whole(documents)
         # Keep enough of the end for a separator that has begun in this chunk.
         while len(rest) > bpe.PIECE + len(separator):
@@ -174,8 +174,8 @@ def _cut(stream: io.TextIOBase, separator: str, shown: str) -> Iterator[tuple[st
             yield rest[:stop], False
             rest = rest[stop:]
     if not found:
-        ends = f", its lines end in {line_end[0]!r}" if line_end else ""
-        say(f"prepare: {shown}: --separator {separator!r} is not in it{ends}")
+        line_end = "".join(re.findall("\r\n?|\n", begin)[:1])
+        say(f"prepare: {shown}: --separator {separator!r} is not in it, its lines end in {line_end!r}")
     yield from _whole([rest])
 
 
