@@ -38,7 +38,7 @@ ANSWERS = {
 
 def main(verb: str = "") -> NoReturn:
     """Run the program, and end this process with its exit code. verb: that of `python -m mingpt.VERB`."""
-    if sys.path[0] == os.getcwd() and "-m" in sys.orig_argv[-len(sys.argv) - 1 :][:1]:
+    if sys.path[0] == os.getcwd():
         sys.path.append(sys.path.pop(0))  # `python -m` puts the current folder first, where a torch.py may lie
     words = [*([verb] if verb else []), *sys.argv[1:]]
     if "_ARGCOMPLETE" in os.environ:  # a shell asks at a TAB

@@ -39,9 +39,10 @@ class Parser(argparse.ArgumentParser):
 
     def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
         """Of @FILE, which somebody else may have written: no options, and no other files."""
-        if not arg_line or arg_line[0] in "-@":
-            self.error(f"@FILE: {printable(arg_line)!r} is no source: write one a line, without empty lines")
-        return [arg_line]
+        source = arg_line.removeprefix("\ufeff")  # a byte-order mark
+        if not source or source[0] in "-@":
+            self.error(f"@FILE: {printable(source)!r} is no source: write one a line, without empty lines")
+        return [source]
 
     def key_for(self, name: str) -> str:
         """The key that somebody means who writes --name."""

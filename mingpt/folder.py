@@ -24,7 +24,6 @@ from mingpt.localfile import (
     open_below,
     open_cached,
     open_folder,
-    open_named,
     write_below,
 )
 from mingpt.redact import without_secrets
@@ -77,18 +76,8 @@ class Folder:
             for name in FOLDERS:
                 self.find(name, ANY)
 
-    def has(self, name: str) -> bool:
-        """Whether a file is there. Raises NotPlain for a link, a FIFO or a device in its place; locally."""
-        if not self.local:
-            return bool(self.fs.isfile(self.path(name)))
-        try:
-            os.close(open_cached(self.root, name))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
-
-    def open(self, name: str) -> IO[bytes]:
-        """A file, to be read. Raises what the client raises; locally NotPlain, too."""
+    def open_to_read(self, name: str) -> IO[bytes]:
+        """A file. Raises what the client raises; locally NotPlain, too."""
         return os.fdopen(open_cached(self.root, name), "rb") if self.local else self.fs.open(self.path(name))
 
     def read(self, name: str, most: int = LARGEST) -> bytes | None:
@@ -114,7 +103,7 @@ class Folder:
         if not self.local:
             self.fs.invalidate_cache()
             return self._cat(name, self.fs.info(self.path(name))["size"], most)
-        with self.open(name) as file:
+        with self.open_to_read(name) as file:
             return file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
 
     def again(self, read: Callable[[], T]) -> T:
@@ -273,7 +262,7 @@ class ModelFolder(Folder):
         with self.named_errors():
             if self.fs.isdir(self.root):
                 return {name: raw for name in self.names if (raw := self.read(name, most)) is not None}
-            if not self.local:
-                return {"": self._bounded("", self.fs.cat_file(self.root, start=0, end=most + 1), most)}
-            with open(open_named(self.root), "rb") as file:  # a user's own path may be a link
+            # A user's own path may be a link.
+            own = os.path.split(os.path.realpath(self.root))
+            with os.fdopen(open_below(*own), "rb") if self.local else self.fs.open(self.root) as file:
                 return {"": self._bounded("", file.read(most + 1), most)}

@@ -126,17 +126,9 @@ def open_cached(root: str, name: str) -> int:
     """
     with suppress(OSError):  # no link
         target = os.readlink(os.path.join(root, name))
-        if BLOB.fullmatch(target) and os.path.basename(os.path.dirname(os.path.realpath(root))) == "snapshots":
+        if BLOB.fullmatch(target) and Path(root).resolve().parent.name == "snapshots":
             name = target
     return open_below(root, name)
-
-
-def open_named(path: str) -> int:
-    """Open the regular file that a user names, for reading; his own path may lead through links.
-
-    Raises NotPlain and OSError.
-    """
-    return open_below(*os.path.split(os.path.realpath(path)))
 
 
 def check_tree(folder: str) -> None:

@@ -97,8 +97,11 @@ def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[
         fs, path = open_fs(options.file, "--file")
         with place("--file", options.file):
             raw = fs.cat_file(path)
-    text = raw.decode(errors="surrogateescape")
-    return [line for line in text.splitlines() if line] if options.lines else [text]
+    text = raw.decode("utf-8-sig", "surrogateescape")
+    if not options.lines:
+        return [text]
+    # Not `splitlines`, which also cuts where a text has U+2028 or a form feed.
+    return [line for line in (part.removesuffix("\r") for part in text.split("\n")) if line]
 
 
 def problems(options: argparse.Namespace) -> list[str]:

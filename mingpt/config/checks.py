@@ -154,18 +154,20 @@ def _tracker(name: str, trains: bool, c: Config, _: int) -> str | None:
 
 
 def _wandb_key() -> bool:
-    """Whether W&B finds a key where it looks, or needs none. To ask itself takes seconds, and starts threads."""
+    """Whether there is a trace of a key where W&B looks for it, or it needs none.
+
+    To ask itself takes seconds, and starts threads.
+    """
     given = os.environ.get
     if given("WANDB_API_KEY") or given("WANDB_IDENTITY_TOKEN_FILE") or given("WANDB_MODE", "online") != "online":
         return True
-    places = {
-        given("NETRC", "~/.netrc"): "machine" if given("WANDB_BASE_URL") else "wandb",
-        f"{given('WANDB_CONFIG_DIR', '~/.config/wandb')}/settings": "mode|api_key",
-        "wandb/settings": "mode|api_key",
-    }
-    for place, words in places.items():
+    for place in (
+        given("NETRC", "~/.netrc"),
+        f"{given('WANDB_CONFIG_DIR', '~/.config/wandb')}/settings",
+        "wandb/settings",
+    ):
         with suppress(OSError):
-            if re.search(words, Path(place).expanduser().read_text(errors="replace")):
+            if re.search("wandb|mode|api_key", Path(place).expanduser().read_text(errors="replace")):
                 return True
     return False
 

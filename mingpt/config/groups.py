@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
@@ -53,11 +54,16 @@ def groups(own: Sequence[Path] = ()) -> Groups:
                 continue
             text = ""
             with suppress(OSError):  # one that is chosen is read, and told, by Hydra
-                text = file.read_text(errors="replace")
-            comments = (line[1:].strip() for line in text.splitlines() if line[:1] == "#")
+                text = file.read_text("utf-8-sig", "replace")
+            comments = (line[1:].strip() for line in text.split("\n") if line[:1] == "#")
             comment = next((c for c in comments if c and not c.startswith("@")), "")
             found.setdefault(file.parent.name, {})[file.stem] = comment
     return {group: {o: found[group][o] for o in sorted(found[group], key="{}.yaml".format)} for group in sorted(found)}
+
+
+# Hydra looks for `# @package` in the first lines of a file, and a byte-order mark before it hid it.
+_header = ConfigSource._get_header_dict
+ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))  # type: ignore
 
 
 class Places(SearchPathPlugin):

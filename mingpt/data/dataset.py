@@ -5,6 +5,7 @@ one sequence of tokens, in which the vocabulary's end of text follows each docum
 shard: where a shard ends has no meaning.
 """
 
+import codecs
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +16,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mingpt.errors import UserError
-from mingpt.folder import Folder
 from mingpt.redact import printable
 
 MANIFEST = "manifest.json"
-MANIFEST_LIMIT = 256 << 20  # bytes: a million shards' lines and any vocabulary
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 AGAIN = "copy it again, or make the data set again"
@@ -101,7 +100,7 @@ def to_bytes(dataset: DataSet) -> bytes:
 def from_bytes(raw: bytes, shown: str) -> DataSet:
     """Raises UserError, which begins with `shown`, if this is no manifest of a data set."""
     try:
-        return DataSet.model_validate_json(raw, strict=True)
+        return DataSet.model_validate_json(raw.removeprefix(codecs.BOM_UTF8), strict=True)
     except ValidationError as errors:
         first = errors.errors()[0]
         where = printable(".".join(map(str, first["loc"]))) or "the file"
@@ -109,8 +108,3 @@ def from_bytes(raw: bytes, shown: str) -> DataSet:
             f"{shown}: {MANIFEST} is not that of a prepared data set ({where}: {first['msg']}): make the data set "
             "again with `mingpt prepare`"
         ) from errors
-
-
-def read_manifest(folder: Folder, name: str = MANIFEST) -> bytes | None:
-    """The manifest of the data set in a folder, or the JSON file `name` beside it; None if there is no such file."""
-    return folder.read(name, MANIFEST_LIMIT)

@@ -27,7 +27,6 @@ from mingpt.data.dataset import (
     Scan,
     Shard,
     from_bytes,
-    read_manifest,
     scan,
     tokens_in,
 )
@@ -116,13 +115,13 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
     folder = Folder(config.path, "data.path")
     shown = folder.shown
     with place("data.path", config.path):
-        raw = read_manifest(folder)
+        raw = folder.read(MANIFEST)
         if raw is not None:
             dataset = from_bytes(raw, shown)
             own: Vocabulary = vocabulary_of(dataset.tokenizer)
             if folder.local:
                 _check_files(config, folder, dataset, own.size)
-        elif all(folder.has(name) for name in NANOGPT):
+        elif all(folder.fs.exists(folder.path(name)) for name in NANOGPT):
             dataset, own = _nanogpt(config, folder, vocabulary)
         else:
             cure = "give the folder that `mingpt prepare` has written, or one with nanoGPT's train.bin and val.bin"
@@ -155,7 +154,7 @@ def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | 
 def _check_files(config: ShardsData, folder: Folder, dataset: DataSet, vocabulary: int) -> None:
     """Read a local data set once at the start, so that a damaged shard can't end the run later. Raises UserError."""
     shown, names = folder.shown, [shard.name for shard in dataset.shards]
-    if problems := [f"{shown}: {n} is missing: {AGAIN}" for n in names if not folder.has(n)]:
+    if problems := [f"{shown}: {n} is missing: {AGAIN}" for n in names if not folder.fs.exists(folder.path(n))]:
         raise UserError(*problems)
     scans = zip(dataset.shards, _scanned(config, folder, names, dataset.dtype), strict=True)
     found = [(shard.name, file.damage(shard, dataset.dtype) or file.beyond(vocabulary)) for shard, file in scans]
@@ -188,7 +187,7 @@ def _scanned(config: ShardsData, folder: Folder, names: Sequence[str], dtype: st
         found = list[Scan]()
         with place("data.path", config.path):
             for name in names:
-                with folder.open(name) as file:
+                with folder.open_to_read(name) as file:
                     found.append(scan(file, dtype))
         return {"scans": [astuple(each) for each in found]}
 

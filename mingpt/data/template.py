@@ -117,18 +117,24 @@ def with_template(vocabulary: Encoder, template: str) -> Encoder:
 def read_template(url: str) -> str:
     """The template at a URL, with the tokens that it names: a file, or a folder or the hub's model with one.
 
-    Raises UserError if none is there.
+    Of several with names, the one named default. Raises UserError if none is there, or it is damaged.
     """
     files = ModelFolder(url, KEY, [JINJA, CONFIG]).files(FILE_LIMIT)
     try:
         texts = {name or JINJA: raw.decode("utf-8-sig") for name, raw in files.items()}
         fields = json.loads(texts.get(CONFIG, "{}"))
-        text = texts.get(JINJA) or fields["chat_template"]
+        text = texts.get(JINJA) or fields.get("chat_template")
+        if text is None:
+            cure = f"give chatml, plain, a template's file, or a folder with {JINJA} or a chat_template in {CONFIG}"
+            raise UserError(f"{KEY}={without_secrets(url)}: no chat_template is there: {cure}")
+        if not isinstance(text, str):
+            named = text if isinstance(text, dict) else {each["name"]: each["template"] for each in text}
+            text = named["default"]
         tokens = {key: fields[key] for key in fields if key.endswith("_token") and fields[key] and key in text}
         values = {key: token if isinstance(token, str) else token["content"] for key, token in tokens.items()}
         # The template's own first line feed would be taken as the end of the last of these.
         lines = [f"{{% set {key} = {json.dumps(value, ensure_ascii=False)} %}}\n" for key, value in values.items()]
         return "".join([*lines, text])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        cure = f"give chatml, plain, a template's file, or a folder with {JINJA} or a chat_template in {CONFIG}"
-        raise UserError(f"{KEY}={without_secrets(url)}: no chat_template is there: {cure}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        why = f"damaged, or of several with names none is called default ({type(error).__name__}: {error})"
+        raise UserError(f"{KEY}={without_secrets(url)}: the chat_template is {why}: copy it again") from error

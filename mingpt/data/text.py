@@ -1,6 +1,7 @@
 """Tokens from any text at any URL, cached once per node as a memory-mapped array."""
 
 import codecs
+import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import chain
@@ -21,7 +22,7 @@ from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, training_windows
 from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
-from mingpt.storage import is_local, open_fs, place
+from mingpt.storage import is_local, name_of, open_fs, place
 
 if TYPE_CHECKING:
     from mingpt.config.schema import Config
@@ -75,6 +76,7 @@ class TextData(Tokenized, RowData):
 CACHE_VERSION = 2  # raise when what is cached changes
 BLOCK = 1 << 22  # bytes that are read and encoded at once
 LARGE = 1 << 26  # bytes of a text of which it is said that it is read
+NO_TEXT = re.compile(r"\.(csv|tsv|jsonl?|ndjson|parquet|pq|gz|bz2|xz|zst|zip)$", re.I)
 
 
 class _Text:
@@ -86,6 +88,11 @@ class _Text:
         self.sha256 = ""
         if not self.size:
             raise UserError(f"{self.shown}: the file is empty: name another")
+        if form := NO_TEXT.search(name_of(url)):
+            say(
+                f"warning: {self.shown}: a {form[0]} is trained on as it stands, with all its marks: `mingpt prepare` "
+                "takes the texts out of tables (data=shards), and data=chat reads conversations in .jsonl"
+            )
         if self.size >= LARGE:
             say(f"reading {self.shown}: {self.size / 1e9:.2f} GB")
 
@@ -152,6 +159,8 @@ def _encode_characters(text: _Text, given: Vocabulary | None, array: ArrayFile) 
     for points in text.points():
         seen[points] = True
     characters = "".join(map(chr, np.flatnonzero(seen)))
+    if "\ufeff" in characters:
+        say(f"warning: {text.shown}: a byte-order mark (U+FEFF) is in it, and becomes a token: save it without")
     if given is None and len(characters) < 2:
         raise UserError(
             f"{text.shown}: only one character, {characters!r}, over and over: nothing to learn; name another text"

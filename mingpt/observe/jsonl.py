@@ -27,7 +27,7 @@ from mingpt.observe.runfile import RunFile
 def rows_of(run_dir: str, name: str) -> list[dict[str, Any]]:
     """All rows of one attempt's file."""
     raw, rows = Folder(run_dir).read_or_skip(name) or b"", []
-    for line in raw.decode(errors="replace").splitlines():
+    for line in raw.decode(errors="replace").split("\n"):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

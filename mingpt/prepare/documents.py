@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -107,7 +108,7 @@ def _blocks(file: File, number: int, options: Options, bad: Bad) -> Iterator[Blo
     fs, path = open_fs(file.url, "SOURCES")
     with fs.open(path, "rb") as raw:
         try:
-            for text, ends in _texts(file, _unpacked(raw, file.packed), options, bad):
+            for text, ends in _texts(file, number, _unpacked(raw, file.packed), options, bad):
                 if not text and validation is None:  # an empty document is left out
                     continue
                 if validation is None:
@@ -141,10 +142,12 @@ def _unpacked(raw: Any, packed: str) -> Any:
     return opened[packed](raw) if packed else raw
 
 
-def _texts(file: File, stream: Any, options: Options, bad: Bad) -> Iterator[tuple[str, bool]]:
+def _texts(file: File, number: int, stream: Any, options: Options, bad: Bad) -> Iterator[tuple[str, bool]]:
     """Each document, and True; a long one in pieces, with True for the last one."""
     if file.form == "text":
-        yield from _cut(io.TextIOWrapper(stream, "utf-8", newline=""), options.separator)
+        yield from _cut(
+            io.TextIOWrapper(stream, "utf-8-sig", newline=""), options.separator, "" if number else file.shown
+        )
     elif file.form == "jsonl":
         yield from _whole(_json_lines(stream, options.field, file.shown, bad))
     else:
@@ -159,16 +162,21 @@ def _whole(documents: Iterable[str]) -> Iterator[tuple[str, bool]]:
         yield last, True
 
 
-def _cut(stream: io.TextIOBase, separator: str) -> Iterator[tuple[str, bool]]:
-    rest = ""
+def _cut(stream: io.TextIOBase, separator: str, shown: str) -> Iterator[tuple[str, bool]]:
+    """shown: of the first file, of which it is said that no separator is in it; empty: of others."""
+    rest, found, begin = "", not (separator and shown), ""
     while text := stream.read(READ):
         *documents, rest = (rest + text).split(separator) if separator else [rest + text]
+        found, begin = found or bool(documents), begin or text
         yield from _whole(documents)
         # Keep enough of the end for a separator that has begun in this chunk.
         while len(rest) > bpe.PIECE + len(separator):
             stop = bpe.cut(rest, 0)
             yield rest[:stop], False
             rest = rest[stop:]
+    if not found:
+        line_end = "".join(re.findall("\r\n?|\n", begin)[:1])
+        say(f"prepare: {shown}: --separator {separator!r} is not in it, its lines end in {line_end!r}")
     yield from _whole([rest])
 
 

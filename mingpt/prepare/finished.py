@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mingpt.console import say
-from mingpt.data.dataset import DataSet, from_bytes, read_manifest
+from mingpt.data.dataset import MANIFEST, DataSet, from_bytes
 from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.prepare.documents import BAD_SHOWN, Bad, Options, blocks
@@ -30,8 +30,8 @@ def _read(raw: bytes | None) -> dict[str, Any]:
 
 def commits_of(folder: Folder, home: Path) -> dict[str, str]:
     """The commits that an earlier `mingpt prepare` has read, finished or not: the next one reads the same."""
-    progress = read_manifest(Folder(str(home), "--out"), PROGRESS)
-    commits = _read(read_manifest(folder, SOURCES) if progress is None else progress).get("commits")
+    progress = Folder(str(home), "--out").read(PROGRESS)
+    commits = _read(folder.read(SOURCES) if progress is None else progress).get("commits")
     return {str(k): str(v) for k, v in commits.items()} if isinstance(commits, dict) else {}
 
 
@@ -41,11 +41,11 @@ def finished(folder: Folder, files: Sequence[File], options: Options, plan: str,
     versions: a hash of the sources' times and ETags; empty if a store gives none. Then, or if they have changed, the
     sources are read to compare their contents. Raises UserError if another data set is there.
     """
-    if not (there := read_manifest(folder)):
+    if not (there := folder.read(MANIFEST)):
         return None
     shown = folder.shown
     dataset = from_bytes(there, shown)
-    recorded = _read(read_manifest(folder, SOURCES))
+    recorded = _read(folder.read(SOURCES))
     if not versions or (recorded.get("made_from"), recorded.get("versions")) != (dataset.made_from, versions):
         say(f"prepare: {shown}: a data set is there; reading the sources to see whether it was made of them")
         content, taken = "", recorded.get("blocks")

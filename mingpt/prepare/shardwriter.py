@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from mingpt.data.dataset import SPLITS, Shard, Split, read_manifest, tokens_in
+from mingpt.data.dataset import SPLITS, Shard, Split, tokens_in
 from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.localfile import NotPlain, open_below, write_whole
@@ -58,7 +58,7 @@ class ShardWriter:
         self.staged = not (self.out.local and Path(self.out.root) == self.folder)
         self.full, self.growing = list[Shard](), dict[Split, IO[bytes]]()
         self.tokens, self.done = 0, Done()
-        if (progress := read_manifest(Folder(str(self.folder), "--out"), PROGRESS)) is not None:
+        if (progress := Folder(str(self.folder), "--out").read(PROGRESS)) is not None:
             self._resume(progress)
 
     def add(self, split: Split, raw: bytes) -> None:

@@ -20,6 +20,10 @@ from mingpt.weights.tokenizer import numbers_in, tokenizer_files
 Form = GPT2Form | Qwen3Form
 SHOWN = 4  # tokens in one message
 LONGEST = 1000  # characters of torch's list of tensors
+THEIR_TOKENS = (
+    "take data in the tokens that the weights were trained with: if a tokenizer.json lies beside them, set "
+    "data.tokens=bpe and data.tokenizer=… to their place"
+)
 
 
 def form_of(model: LanguageModel) -> Form:
@@ -53,9 +57,9 @@ def config_problems(config: Mapping[str, Any], form: Form) -> list[str]:
         )
     if rows not in (shape.vocab_size, shape.padded_vocab_size):
         problems.append(
-            f"the weights are for {rows} tokens, and the data's vocabulary has {shape.vocab_size}: take data in the "
-            f"tokens that the weights were trained with; if those above the vocabulary are padding, set "
-            f"model.vocab_multiple={rows}"
+            f"the weights are for {rows} tokens, and the data's vocabulary has {shape.vocab_size}: {THEIR_TOKENS}"
+            + f"; if those above the vocabulary are padding, set model.vocab_multiple={rows}"
+            * (rows > shape.vocab_size)
         )
     return problems
 
@@ -103,6 +107,6 @@ def vocabulary_problems(tokenizer: str | None, vocabulary: Vocabulary) -> list[s
         return []
     shown = ", ".join(f"{token!r} ({theirs.get(token)}, {ours.get(token)})" for token in other[:SHOWN])
     return [
-        f"{len(other)} tokens have other numbers in the tokenizer beside the weights than in the data: {shown}: take "
-        f"data in the tokens that the weights were trained with"
+        f"{len(other)} tokens have other numbers in the tokenizer beside the weights than in the data: {shown}: "
+        f"{THEIR_TOKENS}"
     ]

@@ -59,7 +59,7 @@ class WeightsFolder(ModelFolder):
 
     def text(self, name: str) -> str | None:
         content = self.content(name, JSON_LIMIT)
-        return None if content is None else content.decode(errors="replace")
+        return None if content is None else content.decode("utf-8-sig", "replace")
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ def delete(*steps: int) -> None:
 def train_with_a_flip(last: int, after: int, number: int, at: int) -> None:
     """As `sound`, but a bit of a weight flips in the process's memory after the update of step `after`."""
 
-    def step(context: Any, step: int, batches: Any) -> Any:
-        stats = train_step(context, step, batches)
+    def step(context: Any, step: int, *given: Any) -> Any:
+        stats = train_step(context, step, *given)
         if step + 1 == after:
             flip([*context.model.parameters()][number], at)
         return stats

@@ -127,10 +127,10 @@ def test_two_attempts_of_which_one_machine_was_sick(other: Other, diff: Diff, mo
     without(12)
     Path("base").rename("b")
 
-    def sick(context: Any, step: int, batches: Any) -> Any:
+    def sick(context: Any, step: int, *given: Any) -> Any:
         if step == 9:
             turn(dict(context.model.named_parameters())[WEIGHT].data)
-        return train_step(context, step, batches)
+        return train_step(context, step, *given)
 
     with monkeypatch.context() as patched:
         patched.setattr(loop, "train_step", sick)

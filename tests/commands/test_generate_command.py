@@ -1,5 +1,6 @@
 """`mingpt generate`: where prompts come from, several texts, text that is told as it grows, and what is refused."""
 
+import argparse
 import io
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import torch
 
 import bpe_kit
 from mingpt import cli
-from mingpt.commands.generate import BETWEEN, Text
+from mingpt.commands.generate import BETWEEN, Text, prompts_of
 from mingpt.data.vocabulary import Bytes
 from mingpt.model.gpt2 import GPT, GPTConfig, GPTModel
 from mingpt.model.sampling import generate as continue_tokens
@@ -87,6 +88,13 @@ def test_a_file_or_stdin_is_a_prompt_as_it_stands_or_each_line_one_as_if_it_were
     for content, lines in (("", ""), ("\n\n", "--lines"), ("a\udcff", "")):  # no text, or one of other characters
         feed(monkeypatch, content)
         mingpt.refused(f"generate run --file - {lines}")
+
+
+def test_a_line_of_a_file_ends_with_a_line_feed_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a byte-order mark part of the first one."""
+    feed(monkeypatch, "\ufeffa\x0bb\x0cc\x1cd\x85e\u2028f\u2029g\rh\r\r\n\r\nb\n")
+    options = argparse.Namespace(file="-", lines=True)
+    assert prompts_of(options, Bytes()) == ["a\x0bb\x0cc\x1cd\x85e\u2028f\u2029g\rh\r", "b"]
 
 
 def test_text_is_told_as_it_grows_and_the_next_one_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,15 @@ def test_an_experiment_begins_with_its_package(own: Path) -> None:
     assert "`# @package _global_`" in problem
 
 
+def test_a_byte_order_mark_changes_no_config(own: Path) -> None:
+    """It hid the `# @package` of an experiment."""
+    begins = ("--config-dir=conf", "experiment=mine", "model=tiny", "data=book"), ("-cd", "conf", "-cn", "start")
+    before = [configured(*words) for words in begins]
+    for file in own.rglob("*.yaml"):
+        file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert [configured(*words) for words in begins] == before
+
+
 @pytest.mark.usefixtures("logging_as_before", "own")
 @pytest.mark.parametrize(
     ("options", "expected"),

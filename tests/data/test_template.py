@@ -12,7 +12,9 @@ from config_kit import configured, problems
 from mingpt.data.bpe import BYTE_LEVEL
 from mingpt.data.chat import ChatData, open_chat
 from mingpt.data.source import Source
+from mingpt.data.template import read_template
 from mingpt.data.vocabulary import TextVocabulary, vocabulary_of
+from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.train.resume import changed
 from mingpt.weights.writing import folder_of, write_folder
@@ -193,6 +195,25 @@ def test_what_is_wrong_with_a_template_or_a_conversation(tmp_path: Path, case: s
     where = "chatml" if template == "chatml" else folder
     with told.mistake(tmp_path):
         opened(tmp_path, [CHATS[0], chat or CHATS[0]], tokens="bpe", tokenizer=folder, template=where)
+
+
+NAMED = [{"name": "tool_use", "template": "{{ tools }}"}, {"name": "default", "template": CHATML}]
+
+
+def test_of_named_templates_default_is_taken_as_transformers_does(tmp_path: Path) -> None:
+    for form in (NAMED, {each["name"]: each["template"] for each in NAMED}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": form}))
+        assert read_template(str(tmp_path)) == CHATML
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"chat_template": 1}', '{"chat_template": [{"name": "tool_use", "template": "x"}]}',
+                '{"chat_template": [1]}', '{"chat_template": "{{ bos_token }}", "bos_token": 1}', "\udcff"],
+)  # fmt: skip
+def test_a_damaged_template_of_a_tokenizer_is_not_called_absent(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=rf"^data\.template={tmp_path}: the chat_template is damaged, or .* default \("):
+        read_template(str(tmp_path))
 
 
 def test_a_template_of_a_tokenizer_needs_its_tokens(told: Told) -> None:

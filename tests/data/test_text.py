@@ -269,3 +269,24 @@ def test_what_cannot_be_read_is_a_mistake_and_leaves_no_cache_entry(
     with told.mistake(tmp_path):
         open_text(TextData.model_validate(data), block_size)
     assert "val_fraction" in settings or not list(tmp_path.glob("cache/*.npy"))
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.csv", "rows.JSONL", "rows.json", "rows.parquet", "rows.tsv", "text.txt.gz", "a.txt"]
+)
+def test_a_table_that_is_taken_for_a_text_is_told(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("to be,or not,to be\n" * 9)
+    for tokens in ("char", "byte"):
+        opened_text = open_text(settings_for(tmp_path, path=str(tmp_path / name), tokens=tokens), 1)
+        assert len(opened_text.train)
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+        assert [all(word in line for word in (name, "`mingpt prepare`", "data=chat")) for line in told] == [True] * (
+            name != "a.txt"
+        )
+
+
+def test_a_byte_order_mark_in_a_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened("\ufeffto be or not to be", tmp_path)
+    assert "byte-order mark" in capsys.readouterr().out

@@ -11,11 +11,11 @@ from paths_kit import ran
 from run_kit import NewRun
 
 pytestmark = pytest.mark.slow
-MINGPT = Path(sys.executable).with_name("mingpt")
+MINGPT = str(Path(sys.executable).with_name("mingpt"))
 PACKAGES = {"torch", "numpy", "pydantic", "hydra", "omegaconf", "fsspec", "filelock", "safetensors", "tokenizers"}
 STANDARD = {name for name in sys.stdlib_module_names if name not in sys.builtin_module_names and find_spec(name)}
 OWN = "schedule._target_=mine.flat"
-COMMANDS = {
+COMMANDS: dict[str, list[str]] = {
     "launch": [MINGPT, "launch", "--nproc-per-node=2", "data.workers=1", OWN],
     "launch, cold": [MINGPT, "launch", "data.workers=1", "train.threads=2", OWN],
     "a node of SkyPilot's": [MINGPT, "launch", "--platform=sky", OWN],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli
+from mingpt import cli, redact
 from mingpt.config import compose
 from mingpt.console import complain, say
 from mingpt.errors import USER_ERROR, TransientError, UserError
@@ -13,6 +13,7 @@ from mingpt.preflight.places import write
 from mingpt.redact import is_secret, printable, without_secrets
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
+from paths_kit import ROOT
 
 CANARY = "cAnArY7f3a9c55"
 NUMBER = "918273645546"
@@ -164,3 +165,14 @@ def test_one_filter_stands_before_the_terminal(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr() == (told, told)
     assert printable("a\nfinished: step 3") == "a\\nfinished: step 3"
     assert printable("漢 é – 'x'") == "漢 é – 'x'"
+
+
+def test_the_length_from_which_a_variable_is_blanked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for page in ("docs/snapshots.md", "SECURITY.md"):
+        assert f"{redact.SHORTEST} characters or more" in (ROOT / page).read_text()
+    value = "hunter22"
+    assert len(value) == redact.SHORTEST
+    monkeypatch.setenv("DB_PASSWORD", value)
+    assert redact.without_secrets(f"in {value}") == "in ***"
+    monkeypatch.setenv("DB_PASSWORD", value[:-1])
+    assert redact.without_secrets(f"in {value}") == f"in {value}"

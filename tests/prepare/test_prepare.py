@@ -262,6 +262,35 @@ def test_a_list_of_somebody_else_sets_no_option(tmp_path: Path, line: bytes | No
     assert (tmp_path / "out").exists() == (line == b"")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text_or_a_list(tmp_path: Path) -> None:
+    made = []
+    for mark in ("", "\ufeff"):
+        (tmp_path / "a.txt").write_text(f"{mark}the king")
+        (tmp_path / "b.jsonl").write_text(mark + jsonl(["woe", "king"]))
+        (tmp_path / "c.csv").write_text(f"{mark}text,id\nlong,1\n")
+        (tmp_path / "list").write_text(f"{mark}{tmp_path}/a.txt\n{tmp_path}/b.jsonl\n{tmp_path}/c.csv\n")
+        words = ["--out", str(tmp_path / f"out{mark}"), "--val-fraction=0", f"@{tmp_path}/list"]
+        assert cli.run("prepare", [*into(tmp_path), *words]) == 0
+        made.append((tmp_path / f"out{mark}" / "train-00000.bin").read_bytes())
+    assert made[0] == made[1]
+
+
+def test_a_separator_that_occurs_nowhere_is_told_with_the_line_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content, told in (
+        ("a", "the\r\n\r\nking\r\n", True),
+        ("b", "the\n\nking", False),
+        ("c", "the\n\n", False),
+    ):
+        (source := tmp_path / f"{name}.txt").write_bytes(content.encode())
+        prepared([source], tmp_path / name, separator="\n\n", val_fraction=0)
+        out = capsys.readouterr().out
+        assert (f"{source}: --separator '\\n\\n' is not in it, its lines end in '\\r\\n'" in out) == told
+    prepared([tmp_path / "a.txt"], tmp_path / "none", val_fraction=0)
+    assert "--separator" not in capsys.readouterr().out
+
+
 # --- mistakes ---
 
 

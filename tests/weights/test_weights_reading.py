@@ -1,5 +1,6 @@
 """model.init_from: the weights of transformers' own GPT-2 give the same logits here; what does not fit is told."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,17 @@ def test_a_vocabulary_of_the_same_size_with_other_numbers_is_a_mistake(folder: P
     loaded(folder, Characters("abc"), vocab_size=3)
     with pytest.raises(UserError, match=r"'c' .*'d' "):
         loaded(folder, Characters("abd"), vocab_size=3)
+
+
+@pytest.mark.parametrize("rows", [WORDS - 5, WORDS + 5])
+def test_the_advice_for_weights_of_other_tokens_helps(folder: Path, rows: int) -> None:
+    """Fewer rows than the vocabulary are never padding; more may be."""
+    saved(folder, vocab_size=rows)
+    with pytest.raises(UserError) as error:
+        loaded(folder)
+    message = str(error.value)
+    assert "data.tokenizer=" in message
+    padded = re.search(r"model\.vocab_multiple=(\d+)", message)
+    assert (padded is not None) == (rows > WORDS)
+    if padded:
+        assert loaded(folder, vocab_multiple=int(padded[1])).config.padded_vocab_size == rows
