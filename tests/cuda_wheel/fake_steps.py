@@ -25,15 +25,18 @@ from torch.utils._pytree import tree_leaves
 
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.numerics import autocast_for
+from mingpt.compute.reduction import ExactReduction
 from mingpt.config.compose import configure
 from mingpt.config.schema import Config
-from mingpt.train.context import make_context
+from mingpt.train.context import StepContext, make_context
 from mingpt.train.factory import build, prepare
-from mingpt.train.footprint import CONSTANT_GPU, footprint, look_at
+from mingpt.train.footprint import footprint, look_at
+from mingpt.train.graphs import RECORDERS, Graphs, MicrobatchGraph
 from mingpt.train.stats import DelayedRead
 from mingpt.train.step import train_step
 from mingpt.world.world import World
 
+POOL = "CUDA graph of a microbatch"
 STEPS = 3  # the first ones make what stays, such as moments
 BLOCK = 512  # torch's allocator rounds up to it
 WAITS = {  # operations whose result the host needs
@@ -128,6 +131,25 @@ def without_driver(watched: Watched) -> None:
     setattr(torch.nn.Module, "to", lambda self, *_, **__: self)  # noqa: B010  it swaps parameters, which fake ones can't be
 
 
+class Captured:
+    """A graph whose replay is nothing of the host's. What it was captured from stays in its pool."""
+
+    def __init__(self, device: torch.device) -> None: ...
+    def seed(self, seed: int) -> None: ...
+    def replay(self) -> None: ...
+
+
+def graphs_of(context: StepContext, batch: list[Tensor]) -> Graphs:
+    """With a graph of this shape, captured."""
+    RECORDERS["cuda"] = Captured
+    assert isinstance(context.reduction, ExactReduction)
+    graphs = Graphs(context, context.reduction, False, print)
+    graphs.graph = MicrobatchGraph(context, context.reduction, batch)
+    graphs.shapes = [(x.shape, x.dtype) for x in batch]
+    graphs.graph._compute()
+    return graphs
+
+
 def world_of(rank: int, size: int, each: int) -> World:
     world = World(rank, size, rank % each, torch.device("cuda", 0), "nccl")
     if not 1 < each < size:
@@ -146,13 +168,16 @@ def steps(overrides: list[str], ranks: list[int], size: int, each: int) -> list[
     """What the last step of each of these ranks did. size: of the world; each: processes on each node."""
     config = configure([*overrides, "data=random", "data.workers=0", "run.dir=fake", "train.compile=false"], size)
     assert config
-    planned = footprint(config, look_at(config), size, each).total(True) - CONSTANT_GPU
+    graphs = config.train.cuda_graphs is True
+    needed = footprint(config, look_at(config), size, each, graphs)
+    steady = sum(size for name, size in needed.steady.items() if name != POOL)
+    planned = steady + max(size for phase, size in needed.phases.items() if phase != "evaluation")
     torch.use_deterministic_algorithms(config.reduce == "exact")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    return [{**last_step(config, rank, size, each), "planned": planned} for rank in ranks]
+    return [{**last_step(config, rank, size, each, graphs), "planned": planned} for rank in ranks]
 
 
-def last_step(config: Config, rank: int, size: int, each: int) -> dict[str, Any]:
+def last_step(config: Config, rank: int, size: int, each: int, graphed: bool) -> dict[str, Any]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     watched = Watched()
     try:
@@ -165,19 +190,22 @@ def last_step(config: Config, rank: int, size: int, each: int) -> dict[str, Any]
             plan = BatchPlan(10**6, config.seed, config.global_size(size), config.batch.micro_size)
             context = make_context(config, model, plan, world, autocast_for(config, world.device))
             shape = config.batch.micro_size, config.model.block_size
-            batches = repeat([torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)])
-            read = DelayedRead(0, late=True)
+            batch = [torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)]
+            read, batches = DelayedRead(0, late=True), repeat(batch)
+            graphs = graphs_of(context, batch) if graphed else None
+            # Of the graph, only the gradients' places are counted; its pool's size is not seen without a GPU.
+            pool = sum(bucket.weights.nbytes for bucket in context.reduction.buckets) if graphed else 0
             for step in range(STEPS):
                 watched.forget()
                 read.begin(world.device)
-                stats = train_step(context, step, batches)
+                stats = train_step(context, step, batches, graphs)
                 read._pending = None  # a fake tensor has no numbers to read
                 read(step + 1, stats, context.update.guard.skips)
                 del stats
     finally:
         dist.destroy_process_group()
     return {
-        "waits": watched.waits, "mixed": watched.mixed, "collectives": watched.collectives, "peak": watched.peak,
+        "waits": watched.waits, "mixed": watched.mixed, "collectives": watched.collectives, "peak": watched.peak - pool,
     }  # fmt: skip
 
 

@@ -46,12 +46,13 @@ def steps(driver: Path, *overrides: str, ranks: Sequence[int], size: int, each: 
     "overrides",
     [
         ("model=gpt2", *SMALL, *BATCH, "precision=bf16"),
+        ("model=gpt2", *SMALL, *BATCH, "precision=bf16", "train.cuda_graphs=true"),
         ("model=gpt2", *SMALL, *BATCH, "precision=fp16", "optimizer.ema=0.99"),
         ("model=modern", *SMALL, *BATCH, "precision=bf16", "optimizer=muon", "health.spike_sigma=6"),
         ("model=modern", *SMALL, *BATCH, "precision=fp32", "train.recompute=block", "train.loss_rows=64"),
         ("model=gpt2", *SMALL, *BATCH, "precision=bf16", "reduce=fast"),
     ],
-    ids=["gpt2-bf16", "gpt2-fp16-ema", "modern-muon-spike", "modern-recompute-loss_rows", "fast"],
+    ids=["gpt2-bf16", "replayed", "gpt2-fp16-ema", "modern-muon-spike", "modern-recompute-loss_rows", "fast"],
 )
 def test_a_step_never_waits_and_all_ranks_send_the_same(driver: Path, overrides: tuple[str, ...]) -> None:
     for size, each in [(1, 1), (3, 3), (4, 2)]:
@@ -67,6 +68,8 @@ def test_a_step_never_waits_and_all_ranks_send_the_same(driver: Path, overrides:
     [
         ("gpt2_124m ~data.stride", 16, 4),
         ("shakespeare_10m model.dropout=0", 1, 1),
+        ("shakespeare_10m model.dropout=0 train.cuda_graphs=true", 1, 1),
+        ("gpt2_124m ~data.stride train.cuda_graphs=true", 16, 4),
         ("shakespeare_char", 4, 2),
         ("shakespeare_gpt2", 4, 2),
     ],
