@@ -11,6 +11,7 @@ of the collectives does not depend on who has a graph.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -44,18 +45,21 @@ class CudaGraph:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.graph, self.stream = device, torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+        self.generator = torch.cuda.default_generators[self.stream.device_index]
 
     def warm_up(self, work: Callable[[], None]) -> int:
         """Twice. The first time, libraries choose their kernels, and torch's compiler compiles its own.
 
-        The second time, an operation that waits for the device is an error (RuntimeError): it can't be captured, and to
-        fail inside of a capture would leave torch's random numbers in a state that nobody can use.
+        The second time, an operation that waits for the device is an error (RuntimeError): it can't be captured, and in
+        a capture the error of its end would hide that one.
         """
         self._beside(work)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "a prototype, and does not yet detect all": the capture itself does
+            torch.cuda.set_sync_debug_mode("error")
         try:
             self._beside(work)
         finally:
@@ -66,23 +70,32 @@ class CudaGraph:
         """On the side stream: captures can't be on the default one, whose autograd nodes would drag it in."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            work()
-        current.wait_stream(self.stream)
+        try:
+            with torch.cuda.stream(self.stream):
+                work()
+        finally:  # after an error, too: what the work wrote to is freed, and its kernels may be still under way
+            current.wait_stream(self.stream)
 
     def free(self) -> float:
-        """With what torch holds and nobody uses."""
-        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return torch.cuda.mem_get_info(self.device)[0] + cached
+        torch.cuda.empty_cache()  # what torch keeps of the warm-up nobody uses: another process may share this GPU
+        return torch.cuda.mem_get_info(self.device)[0]
 
     def capture(self, work: Callable[[], None]) -> None:
-        # thread_local: NCCL's watchdog, the snapshot writer and the loader use CUDA meanwhile, and may.
-        with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
-            work()
+        current, numbers = torch.cuda.current_stream(self.device), self.generator.clone_state()
+        try:
+            # thread_local: NCCL's watchdog, the snapshot writer and the loader use CUDA meanwhile, and may.
+            with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            # If CUDA refuses to end a capture, torch (2.13 and older) stays on the stream of it; and up to torch 2.12,
+            # a later dropout raises "Offset increment outside graph capture".
+            torch.cuda.set_stream(current)
+            self.generator.graphsafe_set_state(numbers)
+            raise
 
     def seed(self, seed: int) -> None:
         # torch.manual_seed would go through all devices and backends: 20 us in place of 1.
-        torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+        self.generator.manual_seed(seed)
 
     def replay(self) -> None:
         self.graph.replay()
@@ -146,9 +159,9 @@ class MicrobatchGraph:
 
         needed = recorder.warm_up(seeded)
         # Evaluation, or the last microbatch of several processes, needs as much again as the graph keeps.
-        if beside is not None and recorder.free() < 2 * needed + beside:
+        if beside is not None and (free := recorder.free()) < 2 * needed + beside:
             raise RuntimeError(
-                f"it would keep {needed / 1e9:.1f} GB of this GPU, of which {recorder.free() / 1e9:.1f} GB are free "
+                f"it would keep {needed / 1e9:.1f} GB of this GPU, of which {free / 1e9:.1f} GB are free "
                 f"(a smaller batch.micro_size needs less)"
             )
         expected = [tensor.clone() for tensor in self._outputs()]
