@@ -48,7 +48,7 @@ class Check:
         self.began = time.monotonic()
         self.end = self.section_end = self.began + seconds
         self.rows_found: list[dict[str, Any]] = []
-        for old in ("runs", "logs", "cache", "results.jsonl", "kernels.txt", "README.md"):
+        for old in ("runs", "logs", "cache", "results.jsonl", "kernels.txt", "kernels-off.txt", "README.md"):
             path = out / old
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         (out / "logs").mkdir(parents=True)
