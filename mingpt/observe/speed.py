@@ -59,9 +59,14 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
     known = {} if "NVL" in words else GPUS  # the NVL cards are others
     found = next((gpu for name, gpu in known.items() if words.issuperset(name.split("-"))), None)
+    return found and found.peak(precision) * gpu_part()
+
+
+def gpu_part() -> float:
+    """The part of its GPU that a process has: 1, unless its node has more of them, which world.backend=gloo allows."""
     visible = torch.cuda.device_count()
-    sharing = 1 if slurm.hides_gpus(os.environ, visible) else Env.read().local_size or 1  # world.backend=gloo can share
-    return found and found.peak(precision) * min(1.0, visible / sharing)
+    processes = 1 if slurm.hides_gpus(os.environ, visible) else Env.read().local_size or 1
+    return min(1.0, visible / processes)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mingpt.compute.buckets import Bucket
 from mingpt.compute.reduction import ExactReduction
+from mingpt.observe.speed import gpu_part
 from mingpt.train.context import StepContext
 
 
@@ -30,7 +31,7 @@ class Recorder(Protocol):
         """Do the work, as a capture would find it. Returns how many bytes it needs at its peak."""
 
     def free(self) -> float:
-        """The device's bytes that nobody uses."""
+        """The device's bytes that nobody uses; of a GPU that processes share, this one's part of them."""
 
     def capture(self, work: Callable[[], None]) -> None: ...
 
@@ -77,8 +78,8 @@ class CudaGraph:
             current.wait_stream(self.stream)
 
     def free(self) -> float:
-        torch.cuda.empty_cache()  # what torch keeps of the warm-up nobody uses: another process may share this GPU
-        return torch.cuda.mem_get_info(self.device)[0]
+        torch.cuda.empty_cache()  # what torch keeps of the warm-up nobody uses
+        return torch.cuda.mem_get_info(self.device)[0] * gpu_part()  # those that share this GPU ask at the same time
 
     def capture(self, work: Callable[[], None]) -> None:
         current, numbers = torch.cuda.current_stream(self.device), self.generator.clone_state()
