@@ -63,10 +63,10 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def gpu_part() -> float:
-    """The part of its GPU that a process has: 1, unless its node has more of them, which world.backend=gloo allows."""
+    """The part of its GPU that a process has: 1, unless its node has fewer, which world.backend=gloo allows."""
     visible = torch.cuda.device_count()
     processes = 1 if slurm.hides_gpus(os.environ, visible) else Env.read().local_size or 1
-    return min(1.0, visible / processes)
+    return min(1.0, visible / processes) if visible else 1.0
 
 
 def peak_memory(device: torch.device) -> int:

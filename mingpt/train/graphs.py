@@ -20,7 +20,6 @@ from torch import Tensor
 
 from mingpt.compute.buckets import Bucket
 from mingpt.compute.reduction import ExactReduction
-from mingpt.observe.speed import gpu_part
 from mingpt.train.context import StepContext
 
 
@@ -31,7 +30,7 @@ class Recorder(Protocol):
         """Do the work, as a capture would find it. Returns how many bytes it needs at its peak."""
 
     def free(self) -> float:
-        """The device's bytes that nobody uses; of a GPU that processes share, this one's part of them."""
+        """The device's bytes that nobody uses."""
 
     def capture(self, work: Callable[[], None]) -> None: ...
 
@@ -79,7 +78,7 @@ class CudaGraph:
 
     def free(self) -> float:
         torch.cuda.empty_cache()  # what torch keeps of the warm-up nobody uses
-        return torch.cuda.mem_get_info(self.device)[0] * gpu_part()  # those that share this GPU ask at the same time
+        return torch.cuda.mem_get_info(self.device)[0]
 
     def capture(self, work: Callable[[], None]) -> None:
         current, numbers = torch.cuda.current_stream(self.device), self.generator.clone_state()
@@ -145,11 +144,12 @@ class MicrobatchGraph:
         # there, which belong to the stream of this one.
         self.loss, self.count = loss.detach(), count.detach()
 
-    def capture(self, batch: Sequence[Tensor], seed: int, beside: int | None) -> None:
+    def capture(self, batch: Sequence[Tensor], seed: int, part: float | None, beside: int) -> None:
         """Capture the microbatch, and compare a replay with what is computed without a graph.
 
-        beside: bytes that must remain free for what is computed outside of the graph, besides another microbatch;
-        None: try it in any case. Raises RuntimeError if it can't be captured, or has other bits.
+        part: of the device's free bytes, those of this process; None: try it in any case. beside: bytes that must
+        remain for what is computed outside of the graph, besides another microbatch. Raises RuntimeError if it can't be
+        captured, or has other bits.
         """
         recorder = self.recorder
         self._load(batch)
@@ -160,7 +160,7 @@ class MicrobatchGraph:
 
         needed = recorder.warm_up(seeded)
         # Evaluation, or the last microbatch of several processes, needs as much again as the graph keeps.
-        if beside is not None and (free := recorder.free()) < 2 * needed + beside:
+        if part is not None and (free := recorder.free() * part) < 2 * needed + beside:
             raise RuntimeError(
                 f"it would keep {needed / 1e9:.1f} GB of this GPU, of which {free / 1e9:.1f} GB are free "
                 f"(a smaller batch.micro_size needs less)"
@@ -184,10 +184,10 @@ class Graphs:
     """Decides for each microbatch whether it is a replay. There is one graph at a time, of one shape."""
 
     def __init__(
-        self, context: StepContext, reduction: ExactReduction, wherever_it_fits: bool, say: Callable[[str], None]
+        self, context: StepContext, reduction: ExactReduction, part: float | None, say: Callable[[str], None]
     ) -> None:
-        """wherever_it_fits: leave it if memory is short."""
-        self.context, self.reduction, self.wherever_it_fits, self.say = context, reduction, wherever_it_fits, say
+        """part: leave it if this part of the device's free memory is too little (see MicrobatchGraph.capture)."""
+        self.context, self.reduction, self.part, self.say = context, reduction, part, say
         self.shapes: list[tuple[torch.Size, torch.dtype]] | None = None
         self.graph: MicrobatchGraph | None = None
 
@@ -208,10 +208,10 @@ class Graphs:
         """None if it can't be captured, which is said in one line."""
         world, reduction = self.context.world, self.reduction
         sums = 1 + math.ceil(math.log2(len(self.context.microbatches)))  # see ExactReduction
-        beside = sums * sum(bucket.weights.nbytes for bucket in reduction.buckets) if self.wherever_it_fits else None
+        beside = sums * sum(bucket.weights.nbytes for bucket in reduction.buckets)
         graph = MicrobatchGraph(self.context, reduction, batch)
         try:
-            graph.capture(batch, seed, beside)
+            graph.capture(batch, seed, self.part, beside)
         except (
             Exception
         ) as error:  # anything: without a graph it is computed all the same, and a real fault shows there

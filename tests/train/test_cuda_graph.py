@@ -76,8 +76,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
         "reset_peak_memory_stats": lambda device: None,
         "memory_allocated": lambda device: 100,
         "max_memory_allocated": lambda device: 700,
-        "mem_get_info": lambda device: (9000, 10000),
-        "device_count": lambda: 1,
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
@@ -118,10 +116,3 @@ def test_waiting_is_an_error_in_the_second_warm_up_only_and_torchs_warning_is_no
     assert modes == [0, 2]
     assert gpu.mode == 0
     assert gpu.main.waited_for == ["cuda", "cuda"]
-
-
-def test_processes_that_share_a_gpu_share_what_is_free(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They ask at the same time: each one would have taken it all."""
-    assert CudaGraph(torch.device("cuda", 0)).free() == 9000
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert CudaGraph(torch.device("cuda", 0)).free() == 3000
