@@ -41,7 +41,11 @@ class Recorder(Protocol):
 
 
 class CudaGraph:
-    """torch's CUDA graph on a stream of its own. https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""
+    """torch's CUDA graph on a stream of its own. https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+
+    Two must not share a stream: with one, torch drops the cuBLAS workspaces that the other one's kernels use, too
+    (pytorch#193402).
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.graph, self.stream = device, torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
@@ -87,8 +91,8 @@ class CudaGraph:
             with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
                 work()
         except BaseException:
-            # If CUDA refuses to end a capture, torch (2.13 and older) stays on the stream of it; and up to torch 2.12,
-            # a later dropout raises "Offset increment outside graph capture".
+            # If CUDA refuses to end a capture, torch (seen in 2.13) stays on the stream of it; and up to torch 2.12, a
+            # later dropout raises "Offset increment outside graph capture".
             torch.cuda.set_stream(current)
             self.generator.graphsafe_set_state(numbers)
             raise
