@@ -48,13 +48,14 @@ class Check:
         self.began = time.monotonic()
         self.end = self.section_end = self.began + seconds
         self.rows_found: list[dict[str, Any]] = []
-        for old in ("runs", "logs", "cache", "results.jsonl", "kernels.txt", "README.md"):
+        for old in ("runs", "logs", "cache", "results.jsonl", "kernels.txt", "kernels-off.txt", "README.md"):
             path = out / old
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         (out / "logs").mkdir(parents=True)
         # Caches of its own, so that the first compiled run compiles anew and the others find its kernels.
         caches = {"TORCHINDUCTOR_CACHE_DIR": f"{out}/cache/inductor", "TRITON_CACHE_DIR": f"{out}/cache/triton"}
         ours = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # a checkout is not installed
+        caches["TORCHINDUCTOR_COMPILE_THREADS"] = "4"  # of each of the processes that run at once
         self.env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": ours, **caches}
 
     def left(self) -> float:
@@ -80,12 +81,12 @@ class Check:
             )
 
     def wait(self, process: "subprocess.Popen[bytes]", limit: float | None = None) -> int | None:
-        """Its exit code; None if it was killed, since the section's time (or `limit` seconds) was over."""
+        """Its exit code; None if it was killed since the section's time was over, -9 if `limit` seconds were."""
         try:
             return process.wait(max(0.1, self.left() if limit is None else min(limit, self.left())))
         except subprocess.TimeoutExpired:
             self.kill(process)
-            return None
+            return None if self.left() < 1 else -signal.SIGKILL
 
     def kill(self, process: "subprocess.Popen[bytes]") -> None:
         """kill -9 of a launcher (or a program); workers end when their launcher is gone."""
@@ -100,13 +101,16 @@ class Check:
             "snapshot.every_steps=0", "snapshot.every_seconds=0", "snapshot.hot_every_steps=0", "track=[]",
         ]  # fmt: skip
         given = {word.partition("=")[0] for word in more}
+        given |= {"data.kind"} if "data" in given else set()
         kept = [word for word in usual if word.partition("=")[0] not in given]
         launch = ["-m", "mingpt", "launch", f"--nproc-per-node={processes}"]
         return [*launch, *kept, f"run.dir={self.out}/runs/{name}", *more]
 
-    def train(self, name: str, *more: str, model: tuple[str, ...] | None = None) -> int | None:
-        """A run to its end: its exit code, None if it took too long."""
-        return self.wait(self.start(name, *self.launch(name, *more, model=model)))
+    def train(
+        self, name: str, *more: str, model: tuple[str, ...] | None = None, limit: float | None = None
+    ) -> int | None:
+        """A run to its end: see `wait`."""
+        return self.wait(self.start(name, *self.launch(name, *more, model=model)), limit)
 
     def log(self, name: str) -> str:
         path = self.out / "logs" / f"{name}.txt"
@@ -117,9 +121,9 @@ class Check:
         return [line[:300] for line in self.log(name).splitlines()[-4:]]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The metrics of a run's steps."""
+        """The metrics of a run's steps; a line that was being written when the run was killed is left out."""
         files = sorted((self.out / "runs" / name / "metrics").glob("*.jsonl"))
-        rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        rows = [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
         return [row for row in rows if "step_seconds" in row]
 
     def forget(self, name: str) -> None:

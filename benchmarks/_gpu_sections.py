@@ -14,45 +14,56 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from _gpu_runs import (
+    ALONE,
+    BESIDE,
+    COMPILE,
+    GRAPHS,
+    TINY,
+    Jobs,
+    compare,
+    compiled,
+    digest,
+    failed,
+    missing,
+    run_name,
+    said,
+    without_graph,
+)  # fmt: skip
+
 if TYPE_CHECKING:
     from _gpu_check import Check
 
 HERE = Path(__file__).parent
+RUN_SECONDS = 90.0  # of one run whose speed is measured: if it hangs, the others have their time
 WARM = 6  # steps that compile, capture and fill caches: no speed is taken from them
-COMPILE = "train.compile=true"
-
-
-# What is compared: microbatches as CUDA graphs, and not. A run says by GRAPH that it has one.
-GRAPHS = {"graphs on": ["train.cuda_graphs=true"], "graphs off": ["train.cuda_graphs=false"]}
-GRAPH = "train.cuda_graphs: a microbatch is one CUDA graph"
-
-
-def compiled(check: "Check") -> list[str]:
-    return [COMPILE] if check.scale.compile else []
 
 
 def machine(check: "Check") -> None:
     import torch
 
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False).stdout
     figures: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit.strip(),
+        "commit": told_by("git", "rev-parse", "HEAD"),
         "torch": torch.__version__,
         "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     if torch.cuda.is_available():
         query = ["--query-gpu=driver_version,power.limit,clocks.max.sm,memory.total", "--format=csv,noheader"]
-        smi = shutil.which("nvidia-smi")
-        told = subprocess.run([smi, *query], capture_output=True, text=True, check=False).stdout if smi else ""
         figures |= {
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-            "driver, power, clock, memory": told.strip(),
+            "driver, power, clock, memory": told_by("nvidia-smi", *query),
             "bf16 product, TFLOP/s": product(),
         }
     else:
         figures["no GPU"] = "tiny shapes: the figures below measure nothing"
     check.found("machine", "here", **figures)
+
+
+def told_by(program: str, *words: str) -> str:
+    """What it prints; nothing if this machine has no such program."""
+    path = shutil.which(program)
+    return subprocess.run([path, *words], cwd=HERE, capture_output=True, text=True).stdout.strip() if path else ""
 
 
 def product() -> int:
@@ -79,24 +90,39 @@ def product() -> int:
 
 
 def speed(check: "Check") -> None:
-    """Tokens a second: exact, and nanoGPT's loop, at both sizes of a microbatch, the smaller one first."""
-    for micro in check.scale.micros:
-        exact: dict[str, float] = {}
-        for name, words in GRAPHS.items():
-            exact[name] = exact_speed(check, micro, name, [*words, *compiled(check)])
-        theirs = loop_speed(check, micro)
-        ratios: dict[str, Any] = {}
-        for name, ours in exact.items():
-            if ours and theirs:
-                ratios[f"exact, {name} / loop"] = round(ours / theirs, 3)
-        check.found("speed", f"micro {micro}: ratios", **ratios)
+    """Where the host is slower than the GPU: what CUDA graphs are for."""
+    speeds(check, check.scale.micros[0])
+
+
+def speed_large(check: "Check") -> None:
+    speeds(check, check.scale.micros[1])
+
+
+def speeds(check: "Check", micro: int) -> None:
+    """Tokens a second: exact, with graphs and without, and whether these have the same bits; and nanoGPT's loop."""
+    exact: dict[str, float] = {}
+    for name, words in GRAPHS.items():
+        exact[name] = exact_speed(check, micro, name, [*words, *compiled(check)])
+    theirs = loop_speed(check, micro)
+    figures: dict[str, Any] = {}
+    for name, ours in exact.items():
+        if ours and theirs:
+            figures[f"exact, {name} / loop"] = round(ours / theirs, 3)
+    digests = [digest(check, speed_run(micro, name)) for name in GRAPHS]
+    if all(digests):
+        figures["equal"] = digests[0] == digests[1]
+    check.found("speed", f"micro {micro}: compared", **figures)
+
+
+def speed_run(micro: int, name: str) -> str:
+    return f"speed-{micro}-{name.replace(' ', '-')}"
 
 
 def exact_speed(check: "Check", micro: int, name: str, words: list[str]) -> float:
     """Tokens a second of the trainer, by the median step; 0 if there was no time."""
-    run = f"speed-{micro}-{name.replace(' ', '-')}"
+    run = speed_run(micro, name)
     steps = f"train.max_steps={check.scale.steps}"
-    code = check.train(run, f"batch.micro_size={micro}", steps, *words)
+    code = check.train(run, f"batch.micro_size={micro}", steps, *words, limit=RUN_SECONDS)
     rows = check.rows(run)[WARM:]
     check.forget(run)
     title = f"micro {micro}: exact, {name}"
@@ -107,8 +133,8 @@ def exact_speed(check: "Check", micro: int, name: str, words: list[str]) -> floa
     tokens = check.scale.batch * check.scale.block / seconds
     figures = {"tokens/s": round(tokens), "ms a step": round(seconds * 1000, 1)}
     figures |= {"peak GB": round(rows[-1]["peak_memory"] / 1e9, 2), "mfu": rows[-1].get("mfu")}
-    said = re.findall(r"^train\.cuda_graphs: .*$", check.log(run), re.M)
-    check.found("speed", title, code=code, **figures, said=said[:3], **failed(code))
+    lacks = without_graph(check, run, words) if code == 0 else {}
+    check.found("speed", title, code=code, **figures, said=said(check, run), **failed(code), **lacks)
     return tokens
 
 
@@ -117,98 +143,74 @@ def loop_speed(check: "Check", micro: int) -> float:
     name, theirs, scale = f"speed-{micro}-loop", check.out / "nanoGPT", check.scale
     words = [f"{HERE}/_gpu_loop.py", f"--micro={micro}", f"--batch={scale.batch}", f"--block={scale.block}"]
     words += [f"--steps={scale.steps}", f"--warm={WARM}", *(["--tiny"] if not scale.compile else [])]
-    code = check.wait(check.start(name, *words, *([f"--nanogpt={theirs}"] if theirs.is_dir() else [])))
+    process = check.start(name, *words, *([f"--nanogpt={theirs}"] if theirs.is_dir() else []))
+    code = check.wait(process, RUN_SECONDS)
     title = f"micro {micro}: {'nanoGPT' if theirs.is_dir() else 'a bare loop as nanoGPT has it'}"
     if code != 0:
         check.found("speed", title, code=code, tail=check.tail(name), **failed(code))
         return 0.0
-    figures = json.loads(check.log(name).splitlines()[-1])
+    figures = json.loads([line for line in check.log(name).splitlines() if line.startswith("{")][-1])
     check.found("speed", title, **figures)
     return float(figures["tokens/s"])
-
-
-def failed(code: int | None) -> dict[str, str]:
-    """A mark in the results; a run that had no time (None) has not failed."""
-    return {} if code in (0, None) else {"failed": f"exit code {code}"}
-
-
-def missing(code: int | None, what: str) -> dict[str, str]:
-    return {} if code is None else {"failed": f"exit code {code}, and no {what}"}
 
 
 # --- bits ---
 
 
+def smaller(check: "Check") -> list[str]:
+    """Eight microbatches, of which two processes replay three each."""
+    return [f"batch.global_size={check.scale.batch // 2}", f"batch.micro_size={max(1, check.scale.micros[0] // 2)}"]
+
+
 def bits(check: "Check") -> None:
     """One digest for each kind of run, for any number of processes, with graphs or without; several runs at once."""
-    short = ["train.max_steps=3", f"batch.global_size={check.scale.batch // 2}"]
+    short = ["train.max_steps=3", *smaller(check)]
     kinds: dict[str, list[str]] = {"eager": [], "compiled": [COMPILE], "dropout": ["model.dropout=0.1"]}
     # First the undisturbed runs of the section `kill`, which compares with them: they are the longest.
-    jobs = {f"undisturbed, {kind}": (words, 1) for kind, words in to_be_killed(check).items()}
+    jobs: Jobs = {f"undisturbed, {kind}": (words, 1, ALONE) for kind, words in to_be_killed(check).items()}
     for kind, words in kinds.items():
         if check.scale.compile or kind == "eager":
-            jobs |= {f"{kind}, {name}": ([*short, *words, *more], 1) for name, more in GRAPHS.items()}
-            jobs[f"{kind}, 2 processes"] = ([*short, *words, *GRAPHS["graphs on"], "world.backend=gloo"], 2)
-        if kind == "eager":
-            jobs["eager, 3 processes"] = ([*short, *GRAPHS["graphs on"], "world.backend=gloo"], 3)
-    codes = run_all(check, jobs)
-    for kind in kinds:
-        names = [name for name in jobs if name.startswith(f"{kind}, ")]
-        digests = {name.partition(", ")[2]: digest(check, run_name(name)) for name in names}
-        there = {value for value in digests.values() if value}
-        if digests:
-            wrong = [f"{name}: {codes.get(name)} {check.tail(run_name(name))}" for name in names if codes.get(name)]
-            equal = None if None in digests.values() else len(there) == 1
-            replayed = [name.partition(", ")[2] for name in names if GRAPH in check.log(run_name(name))]
-            figures = {"digests": digests, "had a graph": replayed, **({"failed": wrong} if wrong else {})}
-            check.found("bits", kind, equal=equal, **figures)
+            jobs |= {f"{kind}, {name}": ([*short, *words, *more], 1, ALONE) for name, more in GRAPHS.items()}
+            shared = [*short, *words, *GRAPHS["graphs on"], "world.backend=gloo"]
+            jobs |= {f"{kind}, {n} processes": (shared, n, BESIDE) for n in ((2, 3) if kind == "eager" else (2,))}
+    compare(check, "bits", jobs)
 
 
-def run_name(job: str) -> str:
-    return "bits-" + re.sub(r"\W+", "-", job)
-
-
-def run_all(check: "Check", jobs: dict[str, tuple[list[str], int]]) -> dict[str, int | None]:
-    """The exit codes of runs that share the GPU, as many at a time as its memory (or two cores) has room for."""
-    room, waiting, codes = places(), list(jobs), dict[str, int | None]()
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    while (waiting or running) and check.left() > 0:
-        for name in [name for name, process in running.items() if process.poll() is not None]:
-            codes[name] = running.pop(name).returncode
-            if not name.startswith("undisturbed"):
-                check.forget(run_name(name))
-        taken = sum(jobs[name][1] for name in running)
-        if waiting and (not running or taken + jobs[waiting[0]][1] <= room):
-            name = waiting.pop(0)
-            words, processes = jobs[name]
-            running[name] = check.start(run_name(name), *check.launch(run_name(name), *words, processes=processes))
-        time.sleep(0.1)
-    for name, process in running.items():
-        check.kill(process)
-        codes[name] = None
-    return codes
-
-
-def places() -> int:
-    """Processes of GPT-2 that fit on the GPU at once: 14 GB each."""
-    import torch
-
-    memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else 0
-    return max(1, min(9, int(memory / 14e9))) if memory else 2
-
-
-def digest(check: "Check", name: str) -> str | None:
-    """Of the last snapshot, by the run's last line; None if it did not end."""
-    found = re.search(r"^finished: step \d+, digest (\w+)", check.log(name), re.M)
-    return found and found[1][:16]
+def models(check: "Check") -> None:
+    """What else a graph may hold: precisions, optimizers, recomputation, masks; small models, with graphs and not."""
+    gpt, modern = ("model=gpt-nano", "model.block_size=64"), ("model=modern-nano", "model.block_size=64")
+    chat = check.out / "chat.jsonl"
+    turns = ({"prompt": f"What is {n} and {n}?", "answer": f"It is {n + n}."} for n in range(200))
+    chat.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    talk = ("data=chat", f"data.path={chat}", f"data.cache_dir={check.out}/cache", "data.tokens=byte")
+    kinds: dict[str, tuple[str, ...]] = {
+        "grouped queries and Muon": (*modern, "model.n_kv_head=1", "precision=bf16", "optimizer=muon"),
+        "fp16": (*gpt, "precision=fp16"),
+        "dropout in fp32": (*gpt, "precision=fp32", "model.dropout=0.1"),
+        "recomputed": (*gpt, "precision=bf16", "model.dropout=0", "train.recompute=block"),
+        "loss rows": (*gpt, "precision=bf16", "train.loss_rows=100"),
+        "masks and weights": (*gpt, "model.block_size=96", "precision=bf16", *talk),
+        "a batch that grows": (*gpt, "precision=bf16", "batch.micro_size=8", "batch.double_at=[2]"),
+    }
+    if check.scale.compile:
+        kinds["compiled grouped queries"] = (*modern, "model.n_kv_head=1", "precision=bf16", COMPILE)
+        kinds["compiled dropout"] = (*gpt, "precision=bf16", "model.dropout=0.1", COMPILE)
+        kinds["compiled loss rows"] = (*gpt, "precision=bf16", "train.loss_rows=100", COMPILE)
+        kinds["tf32"] = (*gpt, "precision=tf32")
+    short = ("train.max_steps=3", "batch.global_size=16", "batch.micro_size=4")
+    jobs: Jobs = {}
+    for kind, words in kinds.items():
+        given = {word.partition("=")[0] for word in words}
+        usual = [word for word in short if word.partition("=")[0] not in given]
+        jobs |= {f"{kind}, {name}": ([*usual, *words, *more], 1, TINY) for name, more in GRAPHS.items()}
+    compare(check, "models", jobs)
 
 
 # --- kill ---
 
 
 def to_be_killed(check: "Check") -> dict[str, list[str]]:
-    words = ["train.max_steps=14", f"batch.global_size={check.scale.batch // 2}"]
-    words += ["snapshot.every_steps=4", "snapshot.asynchronous=false"]
+    words = ["train.max_steps=14", *smaller(check), "snapshot.every_steps=4", "snapshot.asynchronous=false"]
     return {"eager": words} | ({"compiled": [*words, COMPILE]} if check.scale.compile else {})
 
 
@@ -266,23 +268,33 @@ def until(check: "Check", process: "subprocess.Popen[bytes]", happened: Callable
 
 
 def profile(check: "Check") -> None:
-    """One step under torch's profiler, with what users get by default: kernels.txt, and the trace for Perfetto."""
-    code = check.train("profile", "train.max_steps=12", "profile.steps=8:9", *compiled(check))
-    traces = sorted((check.out / "runs/profile/profile").glob("*.json*"), key=lambda path: path.stat().st_size)
-    check.forget("profile")
+    """One step under torch's profiler, with what users get by default, and without graphs.
+
+    NVIDIA's library may give wrong times of a replay's kernels (kineto#1165): compare them with those without.
+    """
+    for name, file, words in (("a step", "kernels.txt", []), ("graphs off", "kernels-off.txt", GRAPHS["graphs off"])):
+        if check.left() > 5:
+            profile_one(check, name, file, words)
+
+
+def profile_one(check: "Check", name: str, file: str, words: list[str]) -> None:
+    run = f"profile-{file.partition('.')[0]}"
+    code = check.train(run, "train.max_steps=12", "profile.steps=8:9", *words, *compiled(check))
+    traces = sorted((check.out / "runs" / run / "profile").glob("*.json*"), key=lambda path: path.stat().st_size)
+    check.forget(run)
     if not traces:
-        return check.found("profile", "a step", code=code, tail=check.tail("profile"), **missing(code, "trace"))
+        return check.found("profile", name, code=code, tail=check.tail(run), **missing(code, "trace"))
     raw = traces[-1].read_bytes()
     events = json.loads(gzip.decompress(raw) if traces[-1].suffix == ".gz" else raw)["traceEvents"]
     device = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     host = [e for e in events if e.get("cat") in ("cpu_op", "cuda_runtime", "cuda_driver", "user_annotation")]
     text = f"On the device: ms, count, name\n{table(device)}\nOn the host (inclusive): ms, count, name\n{table(host)}"
-    (check.out / "kernels.txt").write_text(text)
+    (check.out / file).write_text(text)
     figures = {"kernels": len(device), "busy ms": round(sum(e["dur"] for e in device) / 1000, 1)}
     if device:
         end = max(e["ts"] + e["dur"] for e in device)
         figures["span ms"] = round((end - min(e["ts"] for e in device)) / 1000, 1)
-    check.found("profile", "a step", code=code, **figures, **failed(code))
+    check.found("profile", name, code=code, **figures, **failed(code))
 
 
 def table(events: list[dict[str, Any]]) -> str:
@@ -327,5 +339,5 @@ def start(check: "Check") -> None:
 
 # In order of worth, and the most seconds that each may take.
 SECTIONS: tuple[tuple[Callable[["Check"], None], float], ...] = (
-    (machine, 30), (speed, 210), (bits, 130), (kill, 110), (profile, 60), (stall, 70),
+    (machine, 30), (speed, 150), (bits, 130), (models, 70), (speed_large, 130), (kill, 110), (profile, 80), (stall, 70),
 )  # fmt: skip

@@ -1,11 +1,13 @@
 """What a token costs, what a device can do at its best, and the memory that a process has used."""
 
+import os
 import resource
 import sys
 from typing import NamedTuple
 
 import torch
 
+from mingpt.world import slurm
 from mingpt.world.env import Env
 
 
@@ -57,8 +59,14 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
     known = {} if "NVL" in words else GPUS  # the NVL cards are others
     found = next((gpu for name, gpu in known.items() if words.issuperset(name.split("-"))), None)
-    part = min(1.0, torch.cuda.device_count() / (Env.read().local_size or 1))  # world.backend=gloo can share GPUs
-    return found and found.peak(precision) * part
+    return found and found.peak(precision) * gpu_part()
+
+
+def gpu_part() -> float:
+    """The part of its GPU that a process has: 1, unless its node has fewer, which world.backend=gloo allows."""
+    visible = torch.cuda.device_count()
+    processes = 1 if slurm.hides_gpus(os.environ, visible) else Env.read().local_size or 1
+    return min(1.0, visible / processes) if visible else 1.0
 
 
 def peak_memory(device: torch.device) -> int:

@@ -25,6 +25,7 @@ from mingpt.data.loader import load
 from mingpt.data.source import Source, spread
 from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import IGNORE
+from mingpt.observe.speed import gpu_part
 from mingpt.observe.stragglers import StepTimes
 from mingpt.snapshot.attempts import make_run_dir
 from mingpt.snapshot.checkpointer import Checkpointer
@@ -187,7 +188,8 @@ def graphs_of(config: Config, context: StepContext) -> Graphs | None:
     if device in RECORDERS:
         reason = why_no_graph(config, context.world.size) or ""
     if not reason and isinstance(reduction, ExactReduction):
-        return Graphs(context, reduction, wanted == "auto", say)
+        # Processes that share a GPU ask for its free memory at the same time.
+        return Graphs(context, reduction, gpu_part() if wanted == "auto" else None, say)
     if context.world.is_main:
         say(f"train.cuda_graphs: microbatches are computed without a graph: {reason}")
     return None

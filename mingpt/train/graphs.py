@@ -11,6 +11,7 @@ of the collectives does not depend on who has a graph.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -40,22 +41,29 @@ class Recorder(Protocol):
 
 
 class CudaGraph:
-    """torch's CUDA graph on a stream of its own. https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""
+    """torch's CUDA graph on a stream of its own. https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+
+    Two must not share a stream: with one, torch drops the cuBLAS workspaces that the other one's kernels use, too
+    (pytorch#193402).
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.graph, self.stream = device, torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+        self.generator = torch.cuda.default_generators[self.stream.device_index]
 
     def warm_up(self, work: Callable[[], None]) -> int:
         """Twice. The first time, libraries choose their kernels, and torch's compiler compiles its own.
 
-        The second time, an operation that waits for the device is an error (RuntimeError): it can't be captured, and to
-        fail inside of a capture would leave torch's random numbers in a state that nobody can use.
+        The second time, an operation that waits for the device is an error (RuntimeError): it can't be captured, and in
+        a capture the error of its end would hide that one.
         """
         self._beside(work)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "a prototype, and does not yet detect all": the capture itself does
+            torch.cuda.set_sync_debug_mode("error")
         try:
             self._beside(work)
         finally:
@@ -66,23 +74,32 @@ class CudaGraph:
         """On the side stream: captures can't be on the default one, whose autograd nodes would drag it in."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            work()
-        current.wait_stream(self.stream)
+        try:
+            with torch.cuda.stream(self.stream):
+                work()
+        finally:  # after an error, too: what the work wrote to is freed, and its kernels may be still under way
+            current.wait_stream(self.stream)
 
     def free(self) -> float:
-        """With what torch holds and nobody uses."""
-        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return torch.cuda.mem_get_info(self.device)[0] + cached
+        torch.cuda.empty_cache()  # what torch keeps of the warm-up nobody uses
+        return torch.cuda.mem_get_info(self.device)[0]
 
     def capture(self, work: Callable[[], None]) -> None:
-        # thread_local: NCCL's watchdog, the snapshot writer and the loader use CUDA meanwhile, and may.
-        with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
-            work()
+        current, numbers = torch.cuda.current_stream(self.device), self.generator.clone_state()
+        try:
+            # thread_local: NCCL's watchdog, the snapshot writer and the loader use CUDA meanwhile, and may.
+            with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            # If CUDA refuses to end a capture, torch (seen in 2.13) stays on the stream of it; and up to torch 2.12, a
+            # later dropout raises "Offset increment outside graph capture".
+            torch.cuda.set_stream(current)
+            self.generator.graphsafe_set_state(numbers)
+            raise
 
     def seed(self, seed: int) -> None:
         # torch.manual_seed would go through all devices and backends: 20 us in place of 1.
-        torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+        self.generator.manual_seed(seed)
 
     def replay(self) -> None:
         self.graph.replay()
@@ -131,11 +148,12 @@ class MicrobatchGraph:
         # there, which belong to the stream of this one.
         self.loss, self.count = loss.detach(), count.detach()
 
-    def capture(self, batch: Sequence[Tensor], seed: int, beside: int | None) -> None:
+    def capture(self, batch: Sequence[Tensor], seed: int, part: float | None, beside: int) -> None:
         """Capture the microbatch, and compare a replay with what is computed without a graph.
 
-        beside: bytes that must remain free for what is computed outside of the graph, besides another microbatch;
-        None: try it in any case. Raises RuntimeError if it can't be captured, or has other bits.
+        part: of the device's free bytes, those of this process; None: try it in any case. beside: bytes that must
+        remain for what is computed outside of the graph, besides another microbatch. Raises RuntimeError if it can't be
+        captured, or has other bits.
         """
         recorder = self.recorder
         self._load(batch)
@@ -146,9 +164,9 @@ class MicrobatchGraph:
 
         needed = recorder.warm_up(seeded)
         # Evaluation, or the last microbatch of several processes, needs as much again as the graph keeps.
-        if beside is not None and recorder.free() < 2 * needed + beside:
+        if part is not None and (free := recorder.free() * part) < 2 * needed + beside:
             raise RuntimeError(
-                f"it would keep {needed / 1e9:.1f} GB of this GPU, of which {recorder.free() / 1e9:.1f} GB are free "
+                f"it would keep {needed / 1e9:.1f} GB of this GPU, of which {free / 1e9:.1f} GB are free "
                 f"(a smaller batch.micro_size needs less)"
             )
         expected = [tensor.clone() for tensor in self._outputs()]
@@ -170,10 +188,10 @@ class Graphs:
     """Decides for each microbatch whether it is a replay. There is one graph at a time, of one shape."""
 
     def __init__(
-        self, context: StepContext, reduction: ExactReduction, wherever_it_fits: bool, say: Callable[[str], None]
+        self, context: StepContext, reduction: ExactReduction, part: float | None, say: Callable[[str], None]
     ) -> None:
-        """wherever_it_fits: leave it if memory is short."""
-        self.context, self.reduction, self.wherever_it_fits, self.say = context, reduction, wherever_it_fits, say
+        """part: leave it if this part of the device's free memory is too little (see MicrobatchGraph.capture)."""
+        self.context, self.reduction, self.part, self.say = context, reduction, part, say
         self.shapes: list[tuple[torch.Size, torch.dtype]] | None = None
         self.graph: MicrobatchGraph | None = None
 
@@ -194,10 +212,10 @@ class Graphs:
         """None if it can't be captured, which is said in one line."""
         world, reduction = self.context.world, self.reduction
         sums = 1 + math.ceil(math.log2(len(self.context.microbatches)))  # see ExactReduction
-        beside = sums * sum(bucket.weights.nbytes for bucket in reduction.buckets) if self.wherever_it_fits else None
+        beside = sums * sum(bucket.weights.nbytes for bucket in reduction.buckets)
         graph = MicrobatchGraph(self.context, reduction, batch)
         try:
-            graph.capture(batch, seed, beside)
+            graph.capture(batch, seed, self.part, beside)
         except (
             Exception
         ) as error:  # anything: without a graph it is computed all the same, and a real fault shows there

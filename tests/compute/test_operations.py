@@ -118,7 +118,7 @@ def of_a_step(layers: int, microbatches: int, monkeypatch: pytest.MonkeyPatch) -
     batch = [torch.zeros(2, 1024, dtype=torch.int64, device="meta")] * 2
     assert isinstance(context.reduction, ExactReduction)
     context.reduction.by_bucket = True
-    graphs = Graphs(context, context.reduction, False, print)
+    graphs = Graphs(context, context.reduction, None, print)
     graphs.graph = MicrobatchGraph(context, context.reduction, batch)
     graphs.graph._compute()
     graphs.shapes = [(x.shape, x.dtype) for x in batch]

@@ -80,6 +80,16 @@ def test_a_gpu_is_known_by_its_name(
     assert peak_flops(torch.device("cpu"), precision) is None
 
 
+def test_a_gpu_that_slurm_gives_to_one_task_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--gpus-per-task=1, four tasks on a node of four GPUs: each sees one, and its MFU was four times too high."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA L4")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    environment = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_GPUS_ON_NODE": "4"}
+    for name, value in {**environment, "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert peak_flops(torch.device("cuda"), "bf16") == 121e12
+
+
 @pytest.mark.slow
 def test_on_a_terminal_a_run_is_one_live_display(text: Path, tmp_path: Path) -> None:
     arguments = [*TINY, f"data.path={text}", f"data.cache_dir={tmp_path}/cache", f"run.dir={tmp_path}/run"]

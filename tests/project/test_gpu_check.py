@@ -25,10 +25,12 @@ def test_every_section_of_the_check_runs_to_its_end(tmp_path: Path) -> None:
     code, rows, said = checked(tmp_path, 20)
     assert code == 0, said
     assert [*dict.fromkeys(row["section"] for row in rows)] == [
-        "machine", "speed", "bits", "kill", "profile", "stall", "start"
+        "machine", "speed", "bits", "models", "kill", "profile", "stall", "start"
     ]  # fmt: skip
     assert not [row for row in rows if row["what"] == "no time" or row.get("code")]
     assert [row["equal"] for row in rows if row["section"] in ("bits", "kill")] == [True, True]
+    assert [row["equal"] for row in rows if row["section"] == "speed" and "equal" in row] == [True, True]
+    assert False not in [row["equal"] for row in rows if row["section"] == "models"]
     [bits] = [row["digests"] for row in rows if row["section"] == "bits"]
     assert isinstance(bits, dict)
     assert {"2 processes", "3 processes"} < bits.keys()
@@ -40,5 +42,7 @@ def test_every_section_of_the_check_runs_to_its_end(tmp_path: Path) -> None:
 def test_a_check_whose_time_is_over_says_what_it_left_out(tmp_path: Path) -> None:
     code, rows, _ = checked(tmp_path, 0.05)
     assert code == 0
-    assert [row["section"] for row in rows] == ["machine", "speed", "bits", "kill", "profile", "stall"]
+    assert [row["section"] for row in rows] == [
+        "machine", "speed", "bits", "models", "speed_large", "kill", "profile", "stall"
+    ]  # fmt: skip
     assert {row["what"] for row in rows[1:]} == {"no time"}

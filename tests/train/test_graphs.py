@@ -4,6 +4,7 @@ With a stand-in on a CPU, which records the operations of a microbatch (graph_ki
 tried by benchmarks/gpu_check.sh.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,33 @@ class WrongBits(Recorded):
 class Short(Recorded):
     def free(self) -> float:
         return 1999.0
+
+
+class ShortForTwo(Recorded):
+    def warm_up(self, work: Callable[[], None]) -> int:
+        return super().warm_up(work) * 10**6
+
+    def free(self) -> float:
+        return 3e9
+
+
+@pytest.mark.parametrize(("processes", "graphs"), [("1", 1), ("2", 0)])
+def test_processes_that_share_a_gpu_share_its_free_memory(
+    processes: str,
+    graphs: int,
+    tmp_path: Path,
+    text: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They ask at the same time, and each one would have taken it all."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    run = (f"data.path={text}", f"data.cache_dir={cache}", "world.device=cpu", "train.max_steps=1")
+    with graphs_on_cpu(ShortForTwo):
+        train_here(f"{tmp_path}/run", *run)
+    assert capsys.readouterr().out.count(GRAPH) == graphs
 
 
 REFUSALS: dict[str, tuple[tuple[str, ...], type[Recorded], str]] = {
