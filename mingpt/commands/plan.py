@@ -26,7 +26,9 @@ ROOM = 0.05  # of a GPU's memory, for what the allocator can't use
 # Seconds of the host, measured on an H200's (docs/gpus.md): forward and backward of a block as torch launches their
 # kernels, compiled and not; a gradient's hook. Not measured, an estimate from a prototype: the replay of a graph.
 COMPILED_BLOCK, EAGER_BLOCK, HOOK, REPLAY = 3.8e-3, 4.4e-3, 43e-6, 0.3e-3
-CURES = "optimizer.shard=true, train.recompute=block, train.loss_rows=1024, another batch.micro_size, more nodes"
+CURES = (
+    "optimizer.shard=true", "train.recompute=block", "train.loss_rows=1024", "another batch.micro_size", "more nodes",
+)  # fmt: skip
 
 
 def plan_command(options: argparse.Namespace) -> int:
@@ -58,7 +60,12 @@ def plan_command(options: argparse.Namespace) -> int:
             say(_cost(config, model, speed, host_seconds(config, model, processes, graphs)))
             say(f"{'fits' if fits else 'does not fit'} into a {name} of {gpu.memory} GB, of which {ROOM:.0%} stay free")
     if fits is False:
-        raise UserError(f"the run needs too much memory; what spares some (docs/memory.md): {CURES}")
+        has = {
+            "optimizer.shard=true": config.optimizer.shard,
+            "train.recompute=block": config.train.recompute == "block",
+        }
+        cures = ", ".join(cure for cure in CURES if not has.get(cure))
+        raise UserError(f"the run needs too much memory; what spares some (docs/memory.md): {cures}")
     return FINISHED
 
 

@@ -116,10 +116,12 @@ def choices(key: str) -> tuple[str, ...]:
 
 
 def _words(annotation: Any) -> Iterator[str]:
-    """The words in an annotation such as list[Literal["a", "b"]] | None."""
+    """The words in an annotation such as list[Literal["a", "b"]] | None, or bool | Literal["auto"]."""
     for inner in get_args(annotation):
         if isinstance(inner, str):
             yield inner
+        elif inner is bool:
+            yield from ("true", "false")
         else:
             yield from _words(inner)
 
