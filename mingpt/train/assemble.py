@@ -41,6 +41,7 @@ from mingpt.train.origin import another_running, claim_attempt, restore
 from mingpt.train.reporter import Reporter, begin_snapshots, open_observers
 from mingpt.train.stats import DelayedRead
 from mingpt.world import liveness
+from mingpt.world.clock import awake_and_asleep
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.warmup import warm_up
 from mingpt.world.world import World
@@ -212,7 +213,7 @@ def run_of(
         checkpointer=checkpointer,
         start=start,
         last_step=config.train.max_steps,
-        read=DelayedRead(start, late=context.device.type == "cuda"),
+        read=DelayedRead(start, context.device.type == "cuda", awake_and_asleep, reporter.lifetime.clock.paused),
         report=reporter.step,
         check_skips=bad_steps.check,
         evaluate=evaluation.after_step,

@@ -30,7 +30,7 @@ from mingpt.observe.events import (
     StepDone,
 )
 from mingpt.observe.jsonl import MetricsLog
-from mingpt.observe.ledger import Accountant
+from mingpt.observe.ledger import STARTING, Accountant
 from mingpt.observe.live import LiveLine
 from mingpt.observe.notify import Alarms, notify
 from mingpt.observe.own import OwnObserver
@@ -49,9 +49,6 @@ from mingpt.train.stats import Figures
 from mingpt.world.clock import PAUSED
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
-
-# The clock's phases before the first step, as they come; one that a start does not have is not shown.
-STARTING = ("import", "data", "rendezvous", "device", "compiler", "model", "restore", "observers")
 
 
 class Pace:
@@ -148,9 +145,10 @@ class Reporter:
             self.marks.append((step, trained))
         block, done = self.config.model.block_size, plan.seen(step)
         speed = (done - plan.seen(before)) * block / (trained - seconds)
-        pace = self.pace.of(done, self._awake()) or block / speed
+        awake = self._awake()
+        pace = self.pace.of(done, awake) or block / speed
         if logged:
-            self.pace.mark(step, done, self._awake())
+            self.pace.mark(step, done, awake)
         return StepDone(
             step=step,
             loss=figures.loss,
