@@ -27,7 +27,7 @@ from mingpt.localfile import (
     write_below,
 )
 from mingpt.redact import without_secrets
-from mingpt.storage import hub_folder, is_denied, is_local, may_pass, open_fs, own_words, place, unmasked
+from mingpt.storage import hub_folder, is_denied, is_local, may_pass, open_fs, place, unmasked, words_of
 
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
 # What is written there, besides snapshots.
@@ -121,7 +121,7 @@ class Folder:
             alone, why = is_broken(error), f"{error}, {len(PAUSES) + 1} times: look at the disk"
         else:
             alone = (is_denied(error) or may_pass(error)) and self._others_answer(name)
-            why = f"others in there can be read: {own_words(error) or error}"
+            why = f"others in there can be read: {words_of(error)}"
         if alone:
             raise Unreadable(f"{self.shown}: {name}: {why}") from error
 

@@ -284,6 +284,11 @@ def own_words(error: Exception) -> str:
     return _one_line(next((e for e in chain if isinstance(e, Exception) and _package(e) in CLIENTS), ""))
 
 
+def words_of(error: Exception) -> str:
+    """What to say of an error, in one line without secrets: a store's own words, if there are some."""
+    return own_words(error) or _one_line(error) or type(error).__name__
+
+
 def _one_line(what: object) -> str:
     return printable("; ".join(str(without_secrets(str(what).strip())).splitlines()))
 
@@ -355,5 +360,6 @@ def _denied(shown: str, words: str) -> str:
 
 
 def _unavailable(shown: str, error: Exception) -> TransientError:
-    what = own_words(error) or _one_line(error) or type(error).__name__
-    return TransientError(f"{shown}: {what}: try again; if it stays so, look at the disk, the network and the address")
+    return TransientError(
+        f"{shown}: {words_of(error)}: try again; if it stays so, look at the disk, the network and the address"
+    )

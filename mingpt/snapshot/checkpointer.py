@@ -162,7 +162,7 @@ class Checkpointer:
         if self.hot_store is not None and self.world.local_rank == 0:
             try:
                 HotBase(self.attempt, step, digest).write(self.hot_store)
-            except (UserError, OSError) as error:
+            except (UserError, TransientError) as error:
                 self.log(f"step {step}: its digest could not be noted beside the hot snapshots: {error}")
 
     def flags(self, stop: bool) -> Flags:

@@ -133,7 +133,7 @@ class HotBase:
         """None without one, and for one that can't be read: nobody knows what the hot snapshots continue."""
         try:
             return HOT_BASE.validate_json(memory.read(NOTE, LONGEST_NOTE) or b"", strict=True)
-        except (OSError, UserError, ValueError):
+        except (UserError, Unreadable, ValueError):
             return None
 
 
