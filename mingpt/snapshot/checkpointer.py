@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mingpt.config.schema import Config
-from mingpt.errors import Damaged, SnapshotFailed, Unreadable, UserError
+from mingpt.errors import Damaged, SnapshotFailed, TransientError, Unreadable, UserError
 from mingpt.snapshot import attempts, hot
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.format import Metrics, SharedState

@@ -17,7 +17,8 @@ from gcsfs.retry import HttpError
 from s3fs.errors import translate_boto_error
 
 from mingpt.config.schema import WorldConfig
-from mingpt.errors import TransientError, UserError
+from mingpt.errors import TransientError, Unreadable, UserError
+from mingpt.folder import Folder
 from mingpt.snapshot.reader import find
 from mingpt.snapshot.store import Store
 from mingpt.storage import open_fs, place
@@ -44,6 +45,15 @@ def missing(behind: BaseException | None) -> FileNotFoundError:
     error = FileNotFoundError(SECRET)
     error.__cause__ = behind
     return error
+
+
+def test_a_file_that_alone_cant_be_read_is_named_without_secrets() -> None:
+    folder = Folder("memory://places")
+    folder.write("good", b"1")
+    with pytest.raises(Unreadable) as caught:
+        folder.raise_unreadable("bad", OSError(errno.EIO, SECRET))
+    assert str(caught.value).startswith("run.dir=memory://places: bad: others in there can be read: ")
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
