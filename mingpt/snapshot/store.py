@@ -241,17 +241,17 @@ class Store(Folder):
         if self.local:
             sync_folder(Path(self.root))  # the entry of the step's folder
         try:
-            self.check_parts(manifest, **{MANIFEST: len(raw)})
+            self.check_parts(manifest, [(MANIFEST, len(raw))])
         except Incomplete:
             with suppress(FileNotFoundError):
                 self.set_aside(manifest.step)
             raise
         return True
 
-    def check_parts(self, manifest: Manifest, **more: int) -> None:
+    def check_parts(self, manifest: Manifest, more: Iterable[tuple[str, int]] = ()) -> None:
         """Raise Incomplete unless every part is there with its size; more: other files, and their sizes."""
         try:
-            self.check_sizes(manifest.step, {name: part.size for name, part in manifest.parts.items()} | more)
+            self.check_sizes(manifest.step, {name: part.size for name, part in manifest.parts.items()} | dict(more))
         except Damaged as problem:
             raise Incomplete(
                 f"{self.folder_url(manifest.step)}: {problem} after it was written; with several nodes, "

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from mingpt.compute.batches import BatchPlan, RankSampler
-from mingpt.compute.compiler import ready
 from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.compute.optimizer import trainable
@@ -64,11 +63,8 @@ def train(
     clock = lifetime.clock
     if isinstance(config.data, Own):  # in the package's own kinds of data each sample has targets
         check_targets(config, source)
-    if config.train.compile:
-        clock.enter("compiler")
-        ready(config)
-    clock.enter("device")
-    pin(config, world.device)
+    clock.enter("compiler")
+    pin(config, world.device)  # imports torch's compiler, which takes seconds, if the config compiles
     clock.enter("model")
     place_model(config, source, model, world)
     world.run_on_main(lambda: make_run_dir(config.run.dir))  # a start that is refused for its data or model leaves none

@@ -100,9 +100,7 @@ class MicrobatchGraph:
     def __init__(self, context: StepContext, reduction: ExactReduction, batch: Sequence[Tensor]) -> None:
         self.context, self.reduction = context, reduction
         self.inputs = [torch.empty_like(x, device=context.device) for x in batch]
-        self.gradients: dict[Bucket, Tensor] = {
-            bucket: torch.zeros_like(bucket.weights) for bucket in reduction.buckets
-        }
+        self.gradients: dict[Bucket, Tensor] = {bucket: bucket.empty() for bucket in reduction.buckets}
         self.recorder = RECORDERS[context.device.type](context.device)
         self.loss = self.count = torch.empty(0)
 
@@ -198,9 +196,8 @@ class Graphs:
         graph = MicrobatchGraph(self.context, reduction, batch)
         try:
             graph.capture(batch, seed, beside)
-        except (
-            Exception
-        ) as error:  # anything: without a graph it is computed all the same, and a real fault shows there
+        # Anything: without a graph it is computed all the same, and a real fault shows there.
+        except Exception as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
             of = f" of process {world.rank}" if world.rank else ""
             self.say(f"train.cuda_graphs: a microbatch{of} is computed without a graph: {reason}")

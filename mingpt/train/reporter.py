@@ -15,7 +15,7 @@ from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
 from mingpt.console import counted, say
 from mingpt.data.mixture import MixedSamples
-from mingpt.data.source import Source
+from mingpt.data.source import Source, sampled_split
 from mingpt.data.windows import WindowDataset
 from mingpt.model.language import LanguageModel
 from mingpt.observe.console import ConsoleLines
@@ -44,7 +44,6 @@ from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.train.context import StepContext
 from mingpt.train.evaluation import evaluated_part
-from mingpt.train.resume import validation_of
 from mingpt.train.stats import Figures
 from mingpt.world.clock import PAUSED
 from mingpt.world.failures import classify
@@ -264,12 +263,11 @@ def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str
                 f"WARNING: {epochs:,.0f} epochs{of}: a model that sees its data so often learns it by heart: take more "
                 f"data, or lower train.max_steps"
             )
-    if measured := validation_of(config, source):
-        number, total = measured
+    if len(split := source.validation):
+        part, total = evaluated_part(split, config.train.eval_batches), sampled_split(split).size
         every = min(config.train.eval_every or steps, steps)
-        microbatches = len(evaluated_part(source.validation, config.train.eval_batches))
-        work = microbatches / (3 * every * plan.microbatches)  # forward alone is a third of a step
-        which = f"all {total:,}" if number == total else f"{number:,} of {total:,}"
+        work = len(part) / (3 * every * plan.microbatches)  # forward alone is a third of a step
+        which = f"all {total:,}" if part.size == total else f"{part.size:,} of {total:,}"
         yield (
             f"validation: {which} samples every {counted(every, 'step')}, about {work / (1 + work):.0%} of the time "
             f"(train.eval_batches)"
