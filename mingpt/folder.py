@@ -208,8 +208,7 @@ class Folder:
         """As `write_pieces`. Raises as `check_stored`, but with sync=False."""
         self.write_pieces(name, [raw], sync)
         if sync and not self.local:
-            with self.named_errors():
-                self.check_stored(name)
+            self.check_stored(name)
 
     def write_pieces(self, name: str, pieces: Iterable[Buffer], sync: bool = True) -> None:
         """Write a whole file in place of the one that is there: by fsync and a rename, or by one put of a store.
@@ -241,8 +240,11 @@ class Folder:
     def check_stored(self, name: str) -> None:
         """Raise Incomplete unless the store has what it has just taken: its presence decides something."""
         self.fs.invalidate_cache()
-        if not self.fs.exists(path := self.path(name)):
-            raise Incomplete(f"{self.key}={without_secrets(path)} is not there, and the store had taken it: try again")
+        path = self.path(name)
+        with self.named_errors():
+            if not self.fs.exists(path):
+                where = f"{self.key}={without_secrets(path)}"
+                raise Incomplete(f"{where} is not there, and the store had taken it: try again")
 
     def open_to_append(self, name: str) -> int:
         """The descriptor of a local file. Raises NotPlain and OSError."""

@@ -117,11 +117,11 @@ class Pruned(Store):
         super().__init__(url)
         self.prunes = prunes
 
-    def check_parts(self, manifest: Manifest, **more: int) -> None:
+    def check_parts(self, manifest: Manifest, more: Iterable[tuple[str, int]] = ()) -> None:
         if self.prunes and self.steps():
             self.prunes -= 1
             self.remove([file for file in self.files(manifest.step) if file.name in manifest.parts])
-        super().check_parts(manifest, **more)
+        super().check_parts(manifest, more)
 
 
 @pytest.mark.parametrize("url", ["{}", "memory://{}"])
