@@ -58,8 +58,8 @@ def _went(run_dir: str) -> dict[str, Any]:
         if state == UNREADABLE:
             complain(str(error))
         return dict.fromkeys(COLUMNS) | {"state": state, "step": 0}
-    end = run.attempts[-1].end if run.attempts else None
-    return {"state": end, "step": run.last_step, **losses, "val_tokens": tokens, "val_share": share}
+    ended = run.attempts[-1].end if run.attempts else None
+    return {"state": ended, "step": run.last_step, **losses, "val_tokens": tokens, "val_share": share}
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
