@@ -103,7 +103,8 @@ class Run:
         if account is not newest:
             return "killed"
         claim = self.past.claims.get(account.attempt)
-        return {True: "running", False: "killed", None: "running, or killed"}[claim and runs_here(claim)]
+        alive = runs_here(claim) if claim else None
+        return {True: "running", False: "killed", None: "running, or killed"}[alive]
 
     def _older(self, number: int) -> Account:
         """What its claim, the newest snapshot and the metrics tell of an attempt without an account, or of a rewind."""
