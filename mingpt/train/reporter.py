@@ -45,7 +45,6 @@ from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.train.context import StepContext
 from mingpt.train.evaluation import evaluated_part
 from mingpt.train.stats import Figures
-from mingpt.world.clock import PAUSED
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
 
@@ -167,7 +166,7 @@ class Reporter:
 
     def _awake(self) -> float:
         """Seconds of this attempt, without those in which its process was stopped."""
-        return sum(seconds for phase, seconds in self.lifetime.clock.account().items() if phase != PAUSED)
+        return sum(self.lifetime.clock.account().values()) - self.lifetime.clock.paused()
 
     def end(self, done: int, finished: bool, digest: str | None) -> None:
         self.lifetime.ending = True
