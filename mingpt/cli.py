@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -38,8 +38,9 @@ ANSWERS = {
 
 def main(verb: str = "") -> NoReturn:
     """Run the program, and end this process with its exit code. verb: that of `python -m mingpt.VERB`."""
-    if sys.path[0] == os.getcwd():
-        sys.path.append(sys.path.pop(0))  # `python -m` puts the current folder first, where a torch.py may lie
+    with suppress(FileNotFoundError):  # somebody has deleted the current folder
+        if sys.path[0] == os.getcwd():
+            sys.path.append(sys.path.pop(0))  # `python -m` puts the current folder first, where a torch.py may lie
     words = [*([verb] if verb else []), *sys.argv[1:]]
     if "_ARGCOMPLETE" in os.environ:  # a shell asks at a TAB
         import_module("mingpt.completion").answer()

@@ -27,7 +27,7 @@ from mingpt.localfile import (
     write_below,
 )
 from mingpt.redact import without_secrets
-from mingpt.storage import hub_folder, is_denied, is_local, may_pass, open_fs, own_words, place, unmasked
+from mingpt.storage import hub_folder, is_denied, is_local, may_pass, open_fs, place, unmasked, words_of
 
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
 # What is written there, besides snapshots.
@@ -121,7 +121,7 @@ class Folder:
             alone, why = is_broken(error), f"{error}, {len(PAUSES) + 1} times: look at the disk"
         else:
             alone = (is_denied(error) or may_pass(error)) and self._others_answer(name)
-            why = f"others in there can be read: {own_words(error) or error}"
+            why = f"others in there can be read: {words_of(error)}"
         if alone:
             raise Unreadable(f"{self.shown}: {name}: {why}") from error
 
@@ -208,8 +208,7 @@ class Folder:
         """As `write_pieces`. Raises as `check_stored`, but with sync=False."""
         self.write_pieces(name, [raw], sync)
         if sync and not self.local:
-            with self.named_errors():
-                self.check_stored(name)
+            self.check_stored(name)
 
     def write_pieces(self, name: str, pieces: Iterable[Buffer], sync: bool = True) -> None:
         """Write a whole file in place of the one that is there: by fsync and a rename, or by one put of a store.
@@ -241,8 +240,11 @@ class Folder:
     def check_stored(self, name: str) -> None:
         """Raise Incomplete unless the store has what it has just taken: its presence decides something."""
         self.fs.invalidate_cache()
-        if not self.fs.exists(path := self.path(name)):
-            raise Incomplete(f"{self.key}={without_secrets(path)} is not there, and the store had taken it: try again")
+        path = self.path(name)
+        with self.named_errors():
+            if not self.fs.exists(path):
+                where = f"{self.key}={without_secrets(path)}"
+                raise Incomplete(f"{where} is not there, and the store had taken it: try again")
 
     def open_to_append(self, name: str) -> int:
         """The descriptor of a local file. Raises NotPlain and OSError."""

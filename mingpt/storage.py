@@ -218,19 +218,15 @@ def place(key: str, url: str) -> Iterator[None]:
 
 
 def _meant(shown: str, url: str, error: Exception) -> Exception | None:
+    error = unmasked(error)
     if isinstance(error, SILENT):
         return TransientError(
             f"{shown}: no answer within {limit_seconds():g} s: look at the network and the address; {LIMIT} in the "
             f"environment sets another limit"
         )
-    if (found := unmasked(error)) is not error:
-        return _of_client(shown, found)
-    words, cause = own_words(error), error.__cause__
+    words = own_words(error)
     if isinstance(error, FileNotFoundError):
         return UserError(_missing(shown, "" if words.startswith("404") else words) + fetch_it(url))
-    # adlfs wraps some of its client's errors into a RuntimeError or a ValueError.
-    if isinstance(error, (RuntimeError, ValueError)) and isinstance(cause, Exception) and _package(cause) in CLIENTS:
-        return _meant(shown, url, cause)
     if PASSING.search(words):
         return _unavailable(shown, error)
     if _package(error) in CLIENTS:
@@ -251,16 +247,22 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
 
 
 def unmasked(error: Exception) -> Exception:
-    """What is behind a FileNotFoundError, which fsspec's HTTP client raises also for a server that it can't reach.
+    """The error itself, or the one behind it that says more.
 
-    Then the cause is aiohttp's error, or a TimeoutError after aiohttp's own limit of five minutes.
+    fsspec's HTTP client raises FileNotFoundError also for a server that it can't reach. Then the cause is aiohttp's
+    error, or a TimeoutError after aiohttp's own limit of five minutes. adlfs wraps some of its client's errors into a
+    RuntimeError or a ValueError.
     """
     cause = error.__cause__
-    if not (isinstance(error, FileNotFoundError) and isinstance(cause, Exception)):
+    if not isinstance(cause, Exception):
         return error
-    web = _package(cause) == "aiohttp" and _status(cause) not in (404, 410)
-    hubs = _package(cause) in ("httpx", "httpx2", "huggingface_hub")
-    return cause if web or hubs or isinstance(cause, SILENT) else error
+    package = _package(cause)
+    if isinstance(error, FileNotFoundError):
+        web = package == "aiohttp" and _status(cause) not in (404, 410)
+        behind = web or package in ("httpx", "httpx2", "huggingface_hub") or isinstance(cause, SILENT)
+    else:
+        behind = isinstance(error, (RuntimeError, ValueError)) and package in CLIENTS
+    return cause if behind else error
 
 
 def is_denied(error: Exception) -> bool:
@@ -282,6 +284,11 @@ def own_words(error: Exception) -> str:
         return _one_line(error)
     chain = (error, error.__cause__, error.__context__)
     return _one_line(next((e for e in chain if isinstance(e, Exception) and _package(e) in CLIENTS), ""))
+
+
+def words_of(error: Exception) -> str:
+    """What to say of an error, in one line without secrets: a store's own words, if there are some."""
+    return own_words(error) or _one_line(error) or type(error).__name__
 
 
 def _one_line(what: object) -> str:
@@ -355,5 +362,6 @@ def _denied(shown: str, words: str) -> str:
 
 
 def _unavailable(shown: str, error: Exception) -> TransientError:
-    what = own_words(error) or _one_line(error) or type(error).__name__
-    return TransientError(f"{shown}: {what}: try again; if it stays so, look at the disk, the network and the address")
+    return TransientError(
+        f"{shown}: {words_of(error)}: try again; if it stays so, look at the disk, the network and the address"
+    )

@@ -10,7 +10,7 @@ from mingpt.folder import Folder
 from mingpt.localfile import write_whole
 from mingpt.report.page import page
 from mingpt.report.reading import Run
-from mingpt.report.runs import NOT_STARTED, rows, table
+from mingpt.report.runs import NOT_STARTED, UNREADABLE, rows, table
 from mingpt.storage import place
 
 MOST_RUNS = 10  # as many as there are colours
@@ -22,7 +22,7 @@ def report_command(options: Namespace) -> int:
         say(table(found))
         if options.out is None:
             return FINISHED
-        urls = [f"{urls[0].rstrip('/')}/{row['run']}" for row in found if row["state"] != NOT_STARTED]
+        urls = [f"{urls[0].rstrip('/')}/{row['run']}" for row in found if row["state"] not in (NOT_STARTED, UNREADABLE)]
     if len(urls) > MOST_RUNS:
         raise UserError(f"{len(urls)} runs: a report shows at most {MOST_RUNS}: give fewer")
     runs = [Run(url) for url in urls]

@@ -167,7 +167,7 @@ def _wandb_key() -> bool:
         "wandb/settings",
     ):
         with suppress(OSError):
-            if re.search("wandb|mode|api_key", Path(place).expanduser().read_text(errors="replace")):
+            if re.search("wandb|mode|api_key", Path(os.path.expanduser(place)).read_text(errors="replace")):
                 return True
     return False
 

@@ -1,6 +1,7 @@
 """A command line taken apart: Hydra's options, and overrides in Hydra's grammar."""
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -141,7 +142,7 @@ def _cure(text: str, shown: str, texts: Sequence[str]) -> str:
     if any(word.startswith("=") or word.endswith("=") for word in texts):
         return "write key=value without blanks around the =, as in train.max_steps=5"
     what = f"{shown!r} is not an override: "
-    if not mark and Path(text).is_file():
+    if not mark and os.path.isfile(text):  # Path's own raises OSError for a long one
         return f"{what}to train on a text of your own, write data=char data.path={shown}"
     if key and (marks := dict.fromkeys(FENCED.findall(value))):
         return f"{what}a value with {' '.join(marks)} in it stands in quotes of its own: \"{key}='…'\""

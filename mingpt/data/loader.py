@@ -55,7 +55,7 @@ class _ErrorsAsItems(Samples):
         except (UserError, TransientError) as error:
             return error
         except RuntimeError as error:
-            if os.strerror(ENOSPC) in str(error):
+            if self.workers and os.strerror(ENOSPC) in str(error):
                 return _too_small(self.workers)
             raise
 

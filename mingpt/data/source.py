@@ -44,7 +44,7 @@ class EvalSplit(Protocol):
 class SampledSplit:
     """A split that knows its samples, micro_size at a time, in order; the last microbatch may be shorter.
 
-    samples: what `chosen` are numbers of; None: all of them. size: how many are chosen.
+    chosen: which of the samples it takes, by number; None: all. size: how many.
     """
 
     def __init__(self, samples: Any, micro_size: int, chosen: Sequence[int] | None = None) -> None:

@@ -141,10 +141,7 @@ class History:
         good, damage = dict[int, Records](), dict[int, str]()
         ended = {account.attempt: account.step for account in self.accounts if account.end}
         for number, found in read_trace(self.folder).items():
-            claim = self.claims.get(number, Record())
-            # Without the claim itself nobody knows with which step it should begin.
-            start = claim.from_step if claim.id else max(0, int(found["step"][:1].sum()) - 1)
-            good[number], problem = in_order(found, start, ended.get(number, 0))
+            good[number], problem = in_order(found, self.claims.get(number, Record()), ended.get(number, 0))
             if problem:
                 damage[number] = f"the trace of attempt {number} is damaged: {problem}"
         return good, damage

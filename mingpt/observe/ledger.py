@@ -29,24 +29,13 @@ from mingpt.world.clock import PAUSED, Clock
 
 NAME = re.compile(r"attempt-([0-9]{5,})\.json")
 NOTE_SECONDS = 1.0  # between two notes: what a killed attempt has not noted counts as "between attempts"
+# Before the first step, as they come; a start need not have all of them.
+STARTING = ("import", "data", "rendezvous", "device", "compiler", "model", "restore", "observers")
 STEPS = ("compile", "step", "wait", "exchange", "update")  # the phases of a step: computed twice, it costs all again
 TWICE, BETWEEN = "computed twice", "between attempts"
 GROUPS = {  # what people want to know, by the clock's phases; the rest is "other"
     "training": ("step", "exchange", "update"),
-    # "load" is what accounts of before have in place of device, compiler, model, restore and observers.
-    "start-up": (
-        "launch",
-        "import",
-        "data",
-        "rendezvous",
-        "device",
-        "compiler",
-        "model",
-        "restore",
-        "observers",
-        "load",
-        "compile",
-    ),
+    "start-up": ("launch", *STARTING, "load", "compile"),  # load: in older accounts, from device on
     "data wait": ("wait",),
     "snapshots": ("snapshot",),
     "evaluation": ("evaluation",),

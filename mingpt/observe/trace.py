@@ -79,12 +79,14 @@ def _records(raw: bytes) -> Records:
     return np.frombuffer(raw[: len(raw) // RECORD.itemsize * RECORD.itemsize], RECORD)
 
 
-def in_order(found: Records, start: int, ended: int = 0) -> tuple[Records, str]:
-    """The records of the steps after `start`, one after the other; and what is wrong with the next one, "" if nothing.
+def in_order(found: Records, claim: Record, ended: int = 0) -> tuple[Records, str]:
+    """The records of an attempt's steps, one after the other; and what is wrong with the next one, "" if nothing.
 
+    claim: the attempt's, which says where it began; without an id nobody knows, and its first record is right.
     ended: the last step of an attempt that has ended by itself; 0: it may have been killed, and lack its last steps.
     """
     steps, problem = found["step"], ""
+    start = claim.from_step if claim.id or not len(found) else max(0, int(steps[0]) - 1)
     good = int(np.argmin(np.append(steps == np.arange(start + 1, start + 1 + len(found)), False)))
     due = start + good + 1
     if good < len(found):
@@ -174,7 +176,7 @@ class SameBits:
             start = self.record.provenance["history"][-1]["from_step"]
             metrics, claims = segments(run_dir), records(run_dir)
             for attempt, found in read_trace(run_dir).items():
-                good, _ = in_order(found, claims.get(attempt, Record()).from_step)
+                good, _ = in_order(found, claims.get(attempt, Record()))
                 again = good[good["step"] > start]
                 if attempt >= self.record.attempt or not len(again) or attempt not in metrics:
                     continue

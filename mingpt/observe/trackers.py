@@ -131,9 +131,8 @@ def tensorboard(about: About) -> Iterator[Write]:
 
 @contextmanager
 def wandb(about: About) -> Iterator[Write]:
-    os.environ["WANDB_SILENT"] = (
-        "true"  # else it asks for a key at the terminal, where config/checks.py found a trace of one
-    )
+    # Else it asks for a key at the terminal, where config/checks.py has found a trace of one.
+    os.environ["WANDB_SILENT"] = "true"
     import wandb as client
 
     folder = os.environ.get("WANDB_DIR") or about.folder("wandb", links=True)

@@ -100,9 +100,11 @@ class Run:
 
     def _end(self, account: Account, newest: Account) -> str:
         """Of an attempt that has noted none. A claim says which process made it, which may be alive."""
+        if account is not newest:
+            return "killed"
         claim = self.past.claims.get(account.attempt)
-        alive = None if claim is None else runs_here(claim)
-        return "killed" if account is not newest or alive is False else "running" if alive else "running, or killed"
+        alive = runs_here(claim) if claim else None
+        return {True: "running", False: "killed", None: "running, or killed"}[alive]
 
     def _older(self, number: int) -> Account:
         """What its claim, the newest snapshot and the metrics tell of an attempt without an account, or of a rewind."""

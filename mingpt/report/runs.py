@@ -15,7 +15,7 @@ from mingpt.report.reading import Run
 
 OWN = ("run", "snapshot.dir")  # what differs between any two runs
 COLUMNS = ("state", "step", "loss", "val_loss", "val_tokens", "val_share")
-NOT_STARTED = "not started"
+NOT_STARTED, UNREADABLE = "not started", "can't be read"  # the states of runs that have no figures
 OTHER_PARTS = (
     "WARNING: these validation losses can't be compared: they were measured on other parts of the split (val_tokens, "
     "val_share; –: not recorded). `mingpt evaluate RUN` takes all of it."
@@ -54,9 +54,8 @@ def _went(run_dir: str) -> dict[str, Any]:
         tokens, share = run.past.validated_on
         losses = {key: run.past.last_of(key) for key in ("loss", "val_loss")}
     except OF_ONE as error:
-        state = NOT_STARTED
-        if NOTHING not in str(error):
-            state = "can't be read"
+        state = NOT_STARTED if NOTHING in str(error) else UNREADABLE
+        if state == UNREADABLE:
             complain(str(error))
         return dict.fromkeys(COLUMNS) | {"state": state, "step": 0}
     ended = run.attempts[-1].end if run.attempts else None

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mingpt.config.schema import Config
-from mingpt.errors import Damaged, SnapshotFailed, Unreadable, UserError
+from mingpt.errors import Damaged, SnapshotFailed, TransientError, Unreadable, UserError
 from mingpt.snapshot import attempts, hot
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.format import Metrics, SharedState
@@ -162,7 +162,7 @@ class Checkpointer:
         if self.hot_store is not None and self.world.local_rank == 0:
             try:
                 HotBase(self.attempt, step, digest).write(self.hot_store)
-            except (UserError, OSError) as error:
+            except (UserError, TransientError) as error:
                 self.log(f"step {step}: its digest could not be noted beside the hot snapshots: {error}")
 
     def flags(self, stop: bool) -> Flags:

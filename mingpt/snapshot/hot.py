@@ -69,7 +69,8 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int, spare_
     with place("snapshot.hot_dir", hot_dir):
         if not own_folder(base):
             raise UserError(
-                f"snapshot.hot_dir={hot_dir}: {base} belongs to another user: remove it, or choose another folder"
+                f"snapshot.hot_dir={hot_dir}: {base} belongs to another user, or others may write there: "
+                "remove it, or choose another folder"
             )
         own.mkdir(exist_ok=True)
         _remove_stale(base, own)

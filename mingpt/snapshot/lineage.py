@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from mingpt.config.affecting import settings
-from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
+from mingpt.errors import Damaged, OtherFormat, TransientError, Unreadable, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import REWIND, Attempt, Count, Record, line_of, records, without_undone
@@ -133,7 +133,7 @@ class HotBase:
         """None without one, and for one that can't be read: nobody knows what the hot snapshots continue."""
         try:
             return HOT_BASE.validate_json(memory.read(NOTE, LONGEST_NOTE) or b"", strict=True)
-        except (OSError, UserError, ValueError):
+        except (UserError, TransientError, ValueError):
             return None
 
 

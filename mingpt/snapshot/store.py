@@ -20,7 +20,7 @@ from mingpt.localfile import Buffer, NotPlain, check_file, check_folder, sync_fo
 from mingpt.snapshot.format import MANIFEST, PART_NAME, Manifest
 from mingpt.snapshot.manifest import MANIFEST_LIMIT, encode_manifest
 from mingpt.snapshot.pieces import read_pieces, room_for
-from mingpt.storage import is_mismatch, modified, unmasked
+from mingpt.storage import is_mismatch, modified, unmasked, words_of
 
 STEP_FOLDER = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9})")  # train.max_steps goes to 2^31 - 1
 SNAPSHOTS, METRICS = "snapshots", "metrics"  # folders in a run's directory
@@ -188,7 +188,7 @@ class Store(Folder):
             if isinstance(unmasked(error), FileNotFoundError):
                 raise Damaged(f"{name} is missing") from error
             if is_mismatch(error):
-                raise Damaged(f"{name}: its bytes are not those that were stored ({error})") from error
+                raise Damaged(f"{name}: its bytes are not those that were stored ({words_of(error)})") from error
             self.raise_unreadable(self._name(step, name), error)
             raise
 
@@ -241,17 +241,17 @@ class Store(Folder):
         if self.local:
             sync_folder(Path(self.root))  # the entry of the step's folder
         try:
-            self.check_parts(manifest, **{MANIFEST: len(raw)})
+            self.check_parts(manifest, [(MANIFEST, len(raw))])
         except Incomplete:
             with suppress(FileNotFoundError):
                 self.set_aside(manifest.step)
             raise
         return True
 
-    def check_parts(self, manifest: Manifest, **more: int) -> None:
+    def check_parts(self, manifest: Manifest, more: Iterable[tuple[str, int]] = ()) -> None:
         """Raise Incomplete unless every part is there with its size; more: other files, and their sizes."""
         try:
-            self.check_sizes(manifest.step, {name: part.size for name, part in manifest.parts.items()} | more)
+            self.check_sizes(manifest.step, {name: part.size for name, part in manifest.parts.items()} | dict(more))
         except Damaged as problem:
             raise Incomplete(
                 f"{self.folder_url(manifest.step)}: {problem} after it was written; with several nodes, "

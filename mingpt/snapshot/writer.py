@@ -222,6 +222,8 @@ class SnapshotWriter:
                 break
             if self.world.is_main:
                 self.log(f"{result['error']}: it is written again")
+        if self.world.is_main and "error" in result and self.store.local:  # a disk lists a manifest that is there
+            self._remove_parts(step)
         raise_first([result])
         digest = str(result["digest"])
         self.failures = 0
@@ -257,7 +259,7 @@ class SnapshotWriter:
     def _remove_parts(self, step: int) -> None:
         """What a snapshot that failed leaves would make a full disk fuller. Called by one process.
 
-        No manifest names it: a commit comes after all parts. But a newer attempt may be writing the same ones.
+        It stays if a manifest names it, and if a newer attempt may be writing the same parts.
         """
         try:
             if self.claim is not None:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from mingpt.compute.batches import BatchPlan, RankSampler
-from mingpt.compute.compiler import ready
 from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.compute.optimizer import trainable
@@ -42,6 +41,7 @@ from mingpt.train.origin import another_running, claim_attempt, restore
 from mingpt.train.reporter import Reporter, begin_snapshots, open_observers
 from mingpt.train.stats import DelayedRead
 from mingpt.world import liveness
+from mingpt.world.clock import awake_and_asleep
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.warmup import warm_up
 from mingpt.world.world import World
@@ -64,11 +64,8 @@ def train(
     clock = lifetime.clock
     if isinstance(config.data, Own):  # in the package's own kinds of data each sample has targets
         check_targets(config, source)
-    if config.train.compile:
-        clock.enter("compiler")
-        ready(config)
-    clock.enter("device")
-    pin(config, world.device)
+    clock.enter("compiler")
+    pin(config, world.device)  # imports torch's compiler, which takes seconds, if the config compiles
     clock.enter("model")
     place_model(config, source, model, world)
     world.run_on_main(lambda: make_run_dir(config.run.dir))  # a start that is refused for its data or model leaves none
@@ -214,7 +211,7 @@ def run_of(
         checkpointer=checkpointer,
         start=start,
         last_step=config.train.max_steps,
-        read=DelayedRead(start, late=context.device.type == "cuda"),
+        read=DelayedRead(start, context.device.type == "cuda", awake_and_asleep, reporter.lifetime.clock.paused),
         report=reporter.step,
         check_skips=bad_steps.check,
         evaluate=evaluation.after_step,

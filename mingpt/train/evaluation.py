@@ -229,12 +229,17 @@ class Evaluation:
             )
             self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
             self.best_val_loss = figures.loss if best else self.best_val_loss
-            parts = {name: part.loss for name, part in figures.parts.items()}
-            bits = figures.bits_per_byte
-            measured_on = figures.targets, self.part.size / sampled_split(self.source.validation).size
             self.publish(
                 Evaluated(
-                    done, figures.loss, self.best_val_loss, figures.right, figures.questions, parts, bits, *measured_on
+                    step=done,
+                    val_loss=figures.loss,
+                    best=self.best_val_loss,
+                    right=figures.right,
+                    questions=figures.questions,
+                    parts={name: part.loss for name, part in figures.parts.items()},
+                    bits_per_byte=figures.bits_per_byte,
+                    tokens=figures.targets,
+                    share=self.part.size / sampled_split(self.source.validation).size,
                 )
             )
         return best

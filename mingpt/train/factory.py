@@ -4,7 +4,7 @@ A user's own (model._target_) is checked: that it is a module that can be traine
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -36,15 +36,13 @@ def build(config: Config, vocab_size: int, drawn: bool = True) -> nn.Module:
     `place_model` gives them memory, and `origin.restore` their initial weights, if there is no snapshot. A user's own
     is always drawn, since its __init__ may compute anything. Raises UserError if the model can't be built.
     """
-    drawn = drawn or isinstance(config.model, Own)
     torch.set_num_threads(config.train.threads)  # the bits of an initialisation may depend on it
-    if drawn:  # else there is nothing to seed, and torch would wait for a GPU that is being opened
+    if drawn or isinstance(config.model, Own):
         torch.manual_seed(derive("weights", config.seed))
-    with ExitStack() as outlined:
-        if not drawn:
-            outlined.enter_context(torch.device("meta"))
-            outlined.enter_context(Undrawn())
         model = config.model.build(vocab_size)
+    else:  # without a seed: torch would wait for a GPU that is being opened
+        with torch.device("meta"), Undrawn():
+            model = config.model.build(vocab_size)
     if isinstance(config.model, Own):
         check_module(model, config.model)
     freeze(model, config.train.freeze)

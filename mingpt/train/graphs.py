@@ -117,9 +117,7 @@ class MicrobatchGraph:
     def __init__(self, context: StepContext, reduction: ExactReduction, batch: Sequence[Tensor]) -> None:
         self.context, self.reduction = context, reduction
         self.inputs = [torch.empty_like(x, device=context.device) for x in batch]
-        self.gradients: dict[Bucket, Tensor] = {
-            bucket: torch.zeros_like(bucket.weights) for bucket in reduction.buckets
-        }
+        self.gradients: dict[Bucket, Tensor] = {bucket: bucket.empty() for bucket in reduction.buckets}
         self.recorder = RECORDERS[context.device.type](context.device)
         self.loss = self.count = torch.empty(0)
 

@@ -15,7 +15,7 @@ from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
 from mingpt.console import counted, say
 from mingpt.data.mixture import MixedSamples
-from mingpt.data.source import Source
+from mingpt.data.source import Source, sampled_split
 from mingpt.data.windows import WindowDataset
 from mingpt.model.language import LanguageModel
 from mingpt.observe.console import ConsoleLines
@@ -30,7 +30,7 @@ from mingpt.observe.events import (
     StepDone,
 )
 from mingpt.observe.jsonl import MetricsLog
-from mingpt.observe.ledger import Accountant
+from mingpt.observe.ledger import STARTING, Accountant
 from mingpt.observe.live import LiveLine
 from mingpt.observe.notify import Alarms, notify
 from mingpt.observe.own import OwnObserver
@@ -44,14 +44,9 @@ from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.train.context import StepContext
 from mingpt.train.evaluation import evaluated_part
-from mingpt.train.resume import validation_of
 from mingpt.train.stats import Figures
-from mingpt.world.clock import PAUSED
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
-
-# The clock's phases before the first step, as they come; one that a start does not have is not shown.
-STARTING = ("import", "data", "rendezvous", "device", "compiler", "model", "restore", "observers")
 
 
 class Pace:
@@ -148,9 +143,10 @@ class Reporter:
             self.marks.append((step, trained))
         block, done = self.config.model.block_size, plan.seen(step)
         speed = (done - plan.seen(before)) * block / (trained - seconds)
-        pace = self.pace.of(done, self._awake()) or block / speed
+        awake = self._awake()
+        pace = self.pace.of(done, awake) or block / speed
         if logged:
-            self.pace.mark(step, done, self._awake())
+            self.pace.mark(step, done, awake)
         return StepDone(
             step=step,
             loss=figures.loss,
@@ -170,7 +166,7 @@ class Reporter:
 
     def _awake(self) -> float:
         """Seconds of this attempt, without those in which its process was stopped."""
-        return sum(seconds for phase, seconds in self.lifetime.clock.account().items() if phase != PAUSED)
+        return sum(self.lifetime.clock.account().values()) - self.lifetime.clock.paused()
 
     def end(self, done: int, finished: bool, digest: str | None) -> None:
         self.lifetime.ending = True
@@ -266,12 +262,11 @@ def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str
                 f"WARNING: {epochs:,.0f} epochs{of}: a model that sees its data so often learns it by heart: take more "
                 f"data, or lower train.max_steps"
             )
-    if measured := validation_of(config, source):
-        number, total = measured
+    if len(split := source.validation):
+        part, total = evaluated_part(split, config.train.eval_batches), sampled_split(split).size
         every = min(config.train.eval_every or steps, steps)
-        microbatches = len(evaluated_part(source.validation, config.train.eval_batches))
-        work = microbatches / (3 * every * plan.microbatches)  # forward alone is a third of a step
-        which = f"all {total:,}" if number == total else f"{number:,} of {total:,}"
+        work = len(part) / (3 * every * plan.microbatches)  # forward alone is a third of a step
+        which = f"all {total:,}" if part.size == total else f"{part.size:,} of {total:,}"
         yield (
             f"validation: {which} samples every {counted(every, 'step')}, about {work / (1 + work):.0%} of the time "
             f"(train.eval_batches)"

@@ -106,18 +106,19 @@ class StatsExchange:
 class Moment:
     """A point in a device's work: on CUDA when the device gets there, which the host learns later; on a CPU, now."""
 
-    def __init__(self, device: torch.device, now: Callable[[], float]) -> None:
+    def __init__(self, device: torch.device, now: Callable[[], float], paused: Callable[[], float]) -> None:
         self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
-        self._host = now()
+        self._host, self._paused = now(), paused()
         if self._event:
             self._event.record()
 
     def since(self, earlier: "Moment") -> float:
-        """Seconds. Waits until the device is there."""
+        """Seconds, without those in which the process was stopped. Waits until the device is there."""
+        seconds, pause = self._host - earlier._host, self._paused - earlier._paused
         if self._event and earlier._event:
             self._event.synchronize()
-            return earlier._event.elapsed_time(self._event) / 1e3
-        return self._host - earlier._host
+            seconds = earlier._event.elapsed_time(self._event) / 1e3
+        return seconds - pause if pause < seconds else seconds  # a longer pause was noticed after its step had ended
 
 
 class DelayedRead:
@@ -126,20 +127,26 @@ class DelayedRead:
     All processes are late by the same one call, so they still act at the same step.
     """
 
-    def __init__(self, start: int, late: bool, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        start: int,
+        late: bool,
+        now: Callable[[], float] = time.monotonic,
+        paused: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         """start: the number of steps done before the first call. late: the device computes while the host goes on.
-        now: a time in seconds; only differences count.
+        now: a time in seconds; only differences count. paused: how many of them the process was stopped so far.
 
         The first call of a late one has nothing to return, and no flag is raised.
         """
         self._none = Figures(start, [], 0.0, Flags(), [], [], math.nan, 0, 0.0)
-        self._late, self._now = late, now
+        self._late, self._times = late, (now, paused)
         self._begun: Moment | None = None
         self._pending: tuple[int, StepStats, Tensor, Moment, Moment] | None = None
 
     def begin(self, device: torch.device) -> None:
         """Call this before each step: its time counts from here."""
-        self._begun = Moment(device, self._now)
+        self._begun = Moment(device, *self._times)
 
     def __call__(self, step: int, stats: StepStats, skips: Tensor) -> Figures:
         """skips: int64 scalar on the device, see compute/guard.py."""
@@ -150,7 +157,7 @@ class DelayedRead:
         values = torch.cat([*(part.to(device, torch.float64, non_blocking=True) for part in parts), skips.view(1)])
         before = self.last() or self._none
         values = values.to("cpu", non_blocking=True)
-        self._pending = step, stats, values, self._begun, Moment(device, self._now)
+        self._pending = step, stats, values, self._begun, Moment(device, *self._times)
         if self._late:  # on CUDA: what was read above, of the step before
             return before
         return self.last() or before

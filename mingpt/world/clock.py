@@ -62,6 +62,10 @@ class Clock:
         """Count the last seconds for PAUSED, at the next change of phase. Called by another thread."""
         self._away += seconds
 
+    def paused(self) -> float:
+        """Seconds of all pauses so far."""
+        return self._seconds[PAUSED] + self._away
+
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
         """Count the time inside the block for this phase, then return to the phase before it."""

@@ -193,16 +193,11 @@ def test_code_of_the_current_folder_is_found_and_shadows_no_library(installed: I
     assert not (installed.folder / "ran").exists()
 
 
-@pytest.mark.slow
-def test_launch_refuses_a_folder_whose_mingpt_its_workers_would_train_with(installed: Installed) -> None:
-    (package := installed.folder / "mingpt").symlink_to(ROOT / "mingpt")
-    words = "launch --dry-run --nproc-per-node=2 experiment=synthetic"
-    assert installed.mingpt(words)[0].endswith(" -m mingpt.train experiment=synthetic\n")
-    package.unlink()
-    package.mkdir()
-    (package / "__init__.py").touch()
-    out, errors = installed.mingpt(words, code=64)
-    assert (out, str(package) in errors) == ("", True)
+def test_help_needs_no_current_folder(installed: Installed) -> None:
+    (gone := installed.folder / "gone").mkdir()
+    with installed.start("sh", "-c", f"cd {gone} && rmdir {gone} && mingpt plan --help") as process:
+        said = process.communicate(timeout=600)
+    assert (process.returncode, said[1]) == (0, ""), said
 
 
 @pytest.mark.slow

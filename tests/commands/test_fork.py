@@ -308,7 +308,8 @@ def test_a_run_that_is_refused_hides_no_other_one_of_its_folder(base: Path) -> N
     Path("bad/snapshots").symlink_to(Path("elsewhere").resolve())
     assert "looks good" in mingpt("snapshots list .", code=1)
     assert "bad/snapshots is a link" in mingpt.out
-    assert "can't be read" in mingpt("report .")
+    assert "can't be read" in mingpt("report . --out all.html")
+    assert "base" in Path("all.html").read_text()
     assert "bad/snapshots is a link" in mingpt.err
     assert "(./base): step 12" in mingpt("log .")
     assert "bad/snapshots is a link" in mingpt.err

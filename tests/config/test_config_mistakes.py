@@ -103,6 +103,11 @@ def test_a_bad_command_line_gives_exactly_its_problems(
     told(problems(*arguments.split()))
 
 
+def test_an_argument_longer_than_a_files_name_is_no_file() -> None:
+    (problem,) = problems("x" * 300)
+    assert problem.endswith("is not an override: write key=value, group=option, +key=value or ~key")
+
+
 def test_as_many_processes_as_microbatches_are_not() -> None:
     configured(world_size=4)
     configured("batch.per_process_size=16", "batch.global_size=65", world_size=100)  # global_size is out of the game

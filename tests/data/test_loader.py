@@ -99,6 +99,16 @@ if __name__ == "__main__":
 """
 
 
+class OnAFullDisk(RandomTokens):
+    def __getitem__(self, ids: Any) -> Any:
+        raise RuntimeError("cache/tokens: No space left on device")
+
+
+def test_without_loader_processes_a_full_disk_is_not_their_shared_memory() -> None:
+    with pytest.raises(RuntimeError, match="cache/tokens"):
+        next(loader.load(OnAFullDisk(7, 9, 2), WORK, 0, 600.0, torch.device("cpu")))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "block"), [("32k", 2), ("256k", 40_000), ("256k", 2000)])
 def test_a_small_shared_memory_is_told_at_once(size: str, block: int, tmp_path: Path) -> None:

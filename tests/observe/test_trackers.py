@@ -277,6 +277,15 @@ def test_wandb_without_a_key_is_a_mistake_before_anything_starts(
     assert configured("track=[wandb]").track == ["wandb"]
 
 
+def test_without_a_home_wandb_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user has no entry in /etc/passwd."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    [problem] = problems("track=[wandb]")
+    assert problem.startswith("track=wandb: ")
+
+
 @pytest.mark.slow
 def test_wandb_asks_no_question_in_a_terminal(tmp_path: Path) -> None:
     """Where its own search finds less than ours."""

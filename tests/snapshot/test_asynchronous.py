@@ -117,11 +117,11 @@ class Pruned(Store):
         super().__init__(url)
         self.prunes = prunes
 
-    def check_parts(self, manifest: Manifest, **more: int) -> None:
+    def check_parts(self, manifest: Manifest, more: Iterable[tuple[str, int]] = ()) -> None:
         if self.prunes and self.steps():
             self.prunes -= 1
             self.remove([file for file in self.files(manifest.step) if file.name in manifest.parts])
-        super().check_parts(manifest, **more)
+        super().check_parts(manifest, more)
 
 
 @pytest.mark.parametrize("url", ["{}", "memory://{}"])
@@ -146,11 +146,21 @@ class Full(Store):
         super().write_part(step, name, content)
 
 
+class FullAtTheEnd(Store):
+    """The disk is full when the manifest comes."""
+
+    def create(self, name: str, raw: bytes) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_what_a_failed_write_left_goes_at_once_but_not_what_another_snapshot_may_need(tmp_path: Path) -> None:
     full, good = Full(str(tmp_path)), Store(str(tmp_path))
     save(good, 1)
     with pytest.raises(UserError, match="the disk is full"):
         save(full, 2)
+    assert good.folders() == [1]
+    with pytest.raises(UserError, match="the disk is full"):
+        save(FullAtTheEnd(str(tmp_path)), 2)
     assert good.folders() == [1]
 
     # These are the parts of a snapshot that a rewind has set aside.

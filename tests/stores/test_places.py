@@ -11,13 +11,14 @@ from typing import Any, cast
 import aiohttp
 import botocore.exceptions
 import pytest
-from azure.core.exceptions import ClientAuthenticationError
+from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
 from botocore.exceptions import ClientError
 from gcsfs.retry import HttpError
 from s3fs.errors import translate_boto_error
 
 from mingpt.config.schema import WorldConfig
-from mingpt.errors import TransientError, UserError
+from mingpt.errors import TransientError, Unreadable, UserError
+from mingpt.folder import Folder
 from mingpt.snapshot.reader import find
 from mingpt.snapshot.store import Store
 from mingpt.storage import open_fs, place
@@ -44,6 +45,17 @@ def missing(behind: BaseException | None) -> FileNotFoundError:
     error = FileNotFoundError(SECRET)
     error.__cause__ = behind
     return error
+
+
+def test_a_file_that_alone_cant_be_read_is_named_without_secrets() -> None:
+    folder = Folder("memory://places")
+    folder.write("good", b"1")
+    wrapped = RuntimeError("adlfs")
+    wrapped.__cause__ = HttpResponseError(SECRET)
+    with pytest.raises(Unreadable) as caught:
+        folder.raise_unreadable("bad", wrapped)
+    assert str(caught.value).startswith("run.dir=memory://places: bad: others in there can be read: ")
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

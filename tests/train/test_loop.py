@@ -187,14 +187,17 @@ def test_the_speed_of_a_step_is_its_own_whenever_it_is_read(
         run, now = open_run(*longer, observers=(recorder := Recorder(),)), [0.0]
 
         def batches(run: Opened = run, now: list[float] = now) -> Iterator[Any]:
-            """Each takes its time. What is computed takes none."""
-            for batch in run.run.batches:
+            """Each takes its time. What is computed takes none. In one, the process is stopped."""
+            for number, batch in enumerate(run.run.batches):
                 now[0] += microbatch
+                if number == 1:
+                    now[0] += 60
+                    run.lifetime.clock.pause(60)
                 yield batch
 
         clock = partial(now.__getitem__, 0)
         run.lifetime.clock, run.lifetime.stop = Clock("step", clock), stop
-        read = DelayedRead(run.run.start, late, clock)
+        read = DelayedRead(run.run.start, late, clock, run.lifetime.clock.paused)
         train, context = run.config.train, run.run.context
         loop.train(replace(run.run, batches=batches(), read=read))
         seconds = microbatch * len(context.microbatches)
@@ -299,7 +302,7 @@ def test_on_cuda_the_device_tells_when_it_came_to_a_moment(monkeypatch: pytest.M
             waited.append(self.reached)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    device, began = torch.device("cuda"), Moment(torch.device("cuda"), lambda: 7.0)
+    device, began = torch.device("cuda"), Moment(torch.device("cuda"), lambda: 7.0, float)
     queued[0] += 250.0
-    done = Moment(device, lambda: 7.0)
+    done = Moment(device, lambda: 7.0, lambda: 0.5)
     assert done.since(began) == 0.25
