@@ -35,32 +35,32 @@ ROOMS = (
 )
 # What a user names, and what names what lies in a room above.
 ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
-PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 196_455, 216, 60
+PACKAGE_TOKENS, PACKAGE_FILES, FUNCTION_LINES = 206_500, 221, 60
 ROOM_TOKENS = {
-    "": 11_195,
-    "commands": 15_400,
-    "compute": 16_180,
-    "config": 18_505,
-    "data": 17_800,
-    "history": 2_650,
-    "launch": 5_635,
-    "model": 6_000,
-    "observe": 11_550,
-    "preflight": 7_310,
-    "prepare": 7_700,
-    "report": 9_400,
-    "selftest": 2_300,
-    "snapshot": 20_050,
-    "train": 25_835,
-    "weights": 4_710,
-    "world": 14_605,
+    "": 12_793,
+    "commands": 15_967,
+    "compute": 17_057,
+    "config": 19_023,
+    "data": 18_201,
+    "history": 3_049,
+    "launch": 5_636,
+    "model": 6_062,
+    "observe": 12_006,
+    "preflight": 7_353,
+    "prepare": 7_821,
+    "report": 9_725,
+    "selftest": 2_440,
+    "snapshot": 21_059,
+    "train": 28_927,
+    "weights": 4_666,
+    "world": 15_352,
 }
-PATH_TOKENS = 28_855
+PATH_TOKENS = 32_450
 # What a file of the reading path may import besides the others of the path: errors, and the schema's classes.
 SCHEMA = {"errors", "config/kinds", "config/schema", "config/section"}
 # Of these the path has what a reader needs to know, and their rooms have the rest. How many other files they import:
 OPEN_ENDS = {"snapshot/checkpointer", "snapshot/writer", "snapshot/store", "train/assemble"}
-OPEN_IMPORTS = 30
+OPEN_IMPORTS = 32
 
 
 # What is loaded by a name in a text, and so has no arrow: kinds of models and data (their modules are named in

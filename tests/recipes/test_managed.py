@@ -15,7 +15,8 @@ from recipe_kit import REQUIRED, envs, recipe, sky_variables
 # In the place of the preflight and the launcher: shell lines, which the environment has. Who waits says for how long.
 SITE = """
 import os, sys, time
-if (line := {"mingpt.preflight": "LOOK", "mingpt.launch": "LAUNCH"}.get(sys.orig_argv[2])) and sys.orig_argv[1] == "-m":
+line = {"mingpt.preflight": "LOOK", "mingpt.launch": "LAUNCH"}.get(sys.orig_argv[2])
+if line and sys.orig_argv[1].endswith("/world/start"):  # as children of mingpt start
     os.execvp("bash", ["bash", "-c", os.environ.get(line, "exit 0")])
 time.sleep = print
 """
