@@ -124,7 +124,7 @@ def cut_the_cable(node: int) -> None:
 
 
 def kill_the_launcher(node: int) -> None:
-    on(f"n{node}", "pkill", "-KILL", "-f", "^[^ ]*python -m mingpt[.]launch")
+    on(f"n{node}", "pkill", "-KILL", "-f", "^[^ ]*python (-m|[^ ]*/world/start) mingpt[.]launch")
 
 
 @pytest.mark.slow
