@@ -31,7 +31,7 @@ def test_restarts_find_the_run_of_the_moment_and_no_command_line_shows_an_overri
     assert len(re.findall(r"^resumed from step (?:40|60) ", output, re.M)) == 1
     assert len(list(Path(run.dir).parent.glob(f"{Path(run.dir).name}-*"))) == 1
     assert len(seen) == 2
-    assert all(re.search(r" -u -m mingpt\.train $", line) for line in seen), seen
+    assert all(re.search(r" -u [^ ]*/mingpt/world/start mingpt\.train $", line) for line in seen), seen
 
 
 @pytest.mark.parametrize(("agent", "taken"), [(os.getppid(), ["seed=3"]), (1, []), (None, [])])
