@@ -214,9 +214,8 @@ class Graphs:
         graph = MicrobatchGraph(self.context, reduction, batch)
         try:
             graph.capture(batch, seed, self.part, beside)
-        except (
-            Exception
-        ) as error:  # anything: without a graph it is computed all the same, and a real fault shows there
+        except Exception as error:
+            # Whatever it is: without a graph the microbatch is computed all the same, and a real fault shows there.
             reason = str(error).partition("\n")[0] or type(error).__name__
             of = f" of process {world.rank}" if world.rank else ""
             self.say(f"train.cuda_graphs: a microbatch{of} is computed without a graph: {reason}")
