@@ -5,7 +5,6 @@ Each machine of a test has a disk, a memory and a host name of its own; `run.dir
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
