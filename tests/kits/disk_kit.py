@@ -1,8 +1,9 @@
 """Machines with a disk, a memory and a host name of their own, all on this one and in its network.
 
-A machine is a mount and a uts namespace, which live as long as a process that waits for the end of a pipe from this one.
+A machine is a mount and a uts namespace, which live as long as a process that waits for the end of a pipe from here.
 Its /dev/shm is its own, and outlives what runs there, as a machine's memory does. Its disk is a folder, in which its
-processes start: `run.dir=runs/x` is another place on each. (net_kit's hosts have networks in addition, and share disks.)
+processes start: `run.dir=runs/x` is another place on each. (net_kit's hosts have networks of their own, and share
+disks.)
 
     with machines(tmp_path, "a", "b") as (a, b):
         ended = train([(b, 2), (a, 1)], run.arguments())  # torchrun's order of nodes, and the processes of each
@@ -10,10 +11,12 @@ processes start: `run.dir=runs/x` is another place on each. (net_kit's hosts hav
 """
 
 import ctypes
+import glob
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +26,16 @@ from unittest.mock import patch
 
 from torch.distributed import TCPStore
 
+from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
+from mingpt.train import loop
+from mingpt.train.context import StepContext
+from mingpt.train.stats import StepStats
 from mingpt.world import joining
 from mingpt.world.world import World
+from node_kit import wait_until
 from run_kit import TIME_LIMIT, WARM, act_in_fork, train_in_fork
-from snapshot_kit import contents, files
 
 RUN = "runs/x"  # run.dir: relative, so that each machine has a folder of its own
 SHAPE = "nodes and processes on each, as rank {rank} sees them: {shape}"
@@ -42,10 +49,10 @@ cat >/dev/null"""
 
 
 class Machine:
-    """disk: a folder; two machines with the same one share it, as over NFS."""
+    """disk: a folder; two machines with the same one share it, as over NFS. umask: tells whose a file is."""
 
     def __init__(self, name: str, disk: Path) -> None:
-        self.name, self.disk = name, disk
+        self.name, self.disk, self.umask = name, disk, 0o022
         disk.mkdir(exist_ok=True)
         hosts = disk.with_name(f"hosts-of-{name}")
         hosts.write_text(f"127.0.0.1 localhost {name}\n")
@@ -67,14 +74,22 @@ class Machine:
         return [f"/proc/{self._keeper.pid}/ns/{kind}" for kind in ("uts", "mnt")]
 
     @property
-    def memory(self) -> dict[str, bytes]:
-        """The hot snapshots of all runs: their files."""
-        return contents(Path(f"/proc/{self._keeper.pid}/root/dev/shm"))
+    def memory(self) -> Path:
+        """Its /dev/shm, as this process can read it."""
+        return Path(f"/proc/{self._keeper.pid}/root/dev/shm")
 
-    @property
-    def files(self) -> list[str]:
-        """All that lies on its disk, by path."""
-        return files(self.disk)
+    def files(self) -> dict[str, bytes]:
+        """All files on its disk."""
+        return {str(path.relative_to(self.disk)): path.read_bytes() for path in self.disk.rglob("*") if path.is_file()}
+
+    def hot_files(self) -> dict[str, bytes]:
+        """All files in its memory."""
+        found = self.memory.rglob("*")
+        return {str(path.relative_to(self.memory)): path.read_bytes() for path in found if path.is_file()}
+
+    def hot_steps(self) -> list[int]:
+        """The hot snapshots in its memory, of all runs."""
+        return [step for folder in self.memory.glob("mingpt-*/*") for step in Store(str(folder)).steps()]
 
     @property
     def store(self) -> Store:
@@ -110,10 +125,13 @@ class Ended:
 Nodes = Sequence[tuple[Machine, int]]
 
 
-def train(nodes: Nodes, arguments: Sequence[str], *, head: Machine | None = None) -> Ended:
+def train(
+    nodes: Nodes, arguments: Sequence[str], *, head: Machine | None = None, killed_after: int | None = None
+) -> Ended:
     """`mingpt train` on these machines, in the order that torchrun gave them, in forks of a process that has torch.
 
-    head: the one that SkyPilot calls node 0; None: without SkyPilot. Each process says the shape of its world (SHAPE).
+    head: the one that SkyPilot calls node 0; None: without SkyPilot. killed_after: all processes are killed after this
+    step, and once it is in the memory of each. Each process says the shape of its world (SHAPE).
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     size = sum(each for _, each in nodes)
@@ -129,7 +147,7 @@ def train(nodes: Nodes, arguments: Sequence[str], *, head: Machine | None = None
                 "RANK": f"{rank}", "WORLD_SIZE": f"{size}", "LOCAL_RANK": f"{local}", "LOCAL_WORLD_SIZE": f"{each}",
                 "GROUP_RANK": f"{number}", "GROUP_WORLD_SIZE": f"{len(nodes)}",
             } | meet | (_skypilot(nodes, machine, head) if head else {})  # fmt: skip
-            act = partial(_on_machine, machine.namespaces, str(machine.disk), train_in_fork)
+            act = partial(_on_machine, machine.namespaces, str(machine.disk), machine.umask, killed_after)
             output = str(outputs[machine.name])
             started[-1].append(WARM.Process(target=act_in_fork, args=(act, list(arguments), os.environ | own, output)))
             rank += 1
@@ -149,19 +167,28 @@ def _skypilot(nodes: Nodes, machine: Machine, head: Machine) -> dict[str, str]:
     return numbers | {"SKYPILOT_NODE_IPS": addresses}
 
 
-def _on_machine(namespaces: list[str], disk: str, act: Callable[[Any], object], given: Any) -> None:
-    """Call `act(given)` on a machine. What has forked this process has one thread, or the kernel would refuse."""
+def _on_machine(namespaces: list[str], disk: str, umask: int, killed_after: int | None, arguments: list[str]) -> None:
+    """Train on a machine. What has forked this process has one thread, or the kernel would refuse."""
     library = ctypes.CDLL(None, use_errno=True)
     for path in namespaces:
         with Path(path).open() as namespace:
             assert library.setns(namespace.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
     os.chdir(disk)
-    by_nodes = joining.by_nodes
+    os.umask(umask)
+    by_nodes, train_step = joining.by_nodes, loop.train_step
 
     def told(world: World, *rest: Any) -> World:
         made = by_nodes(world, *rest)
         print(SHAPE.format(rank=made.rank, shape=made.shape), file=sys.stderr, flush=True)
         return made
 
-    with patch("mingpt.world.joining.by_nodes", told):
-        act(given)
+    def step_or_end(context: StepContext, done: int, *rest: Any) -> StepStats:
+        if done == killed_after:
+            hot = f"/dev/shm/mingpt-*/*/step-{done:09d}/{MANIFEST}"
+            wait_until(lambda: glob.glob(hot), f"step {done} is in memory", 60)
+            context.world.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train_step(context, done, *rest)
+
+    with patch("mingpt.world.joining.by_nodes", told), patch("mingpt.train.loop.train_step", step_or_end):
+        train_in_fork(arguments)
