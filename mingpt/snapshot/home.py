@@ -160,7 +160,9 @@ def choose(told: Sequence[Told], shown: str, anew: bool) -> tuple[list[int], Hom
     held = {rank: own for rank in writers if (own := told[rank].held)}
     # By id, then the newest attempt, then the newest step: after a rewind a higher step may be a stale one.
     holder = max(held, key=lambda r: (held[r].attempt, held[r].step, told[r].head, -r), default=None)
-    if holder is not None and (other := next((r for r in held if held[r].run != held[holder].run), None)) is not None:
+    # One without attempts may only see the holder's snapshots, in a folder that both share.
+    apart = (r for r, own in held.items() if own.attempt or holder not in told[r].sees_snapshots)
+    if holder is not None and (other := next((r for r in apart if held[r].run != held[holder].run), None)) is not None:
         raise UserError(_two_runs(told, held, holder, other, shown), everywhere=True)
     if not anew and (missing := _missing(told, held[holder] if holder is not None else None)):
         raise UserError(_not_here(told, missing, shown), everywhere=True)
