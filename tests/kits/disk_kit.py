@@ -148,8 +148,8 @@ def train(
                 "GROUP_RANK": f"{number}", "GROUP_WORLD_SIZE": f"{len(nodes)}",
             } | meet | (_skypilot(nodes, machine, head) if head else {})  # fmt: skip
             act = partial(_on_machine, machine.namespaces, str(machine.disk), machine.umask, killed_after)
-            output = str(outputs[machine.name])
-            started[-1].append(WARM.Process(target=act_in_fork, args=(act, list(arguments), os.environ | own, output)))
+            given = act, list(arguments), os.environ | own, str(outputs[machine.name])
+            started[-1].append(WARM.Process(target=act_in_fork, args=given))
             rank += 1
     for process in (p for node in started for p in node):
         process.start()
