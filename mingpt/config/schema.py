@@ -245,6 +245,8 @@ class Resume(Section):
     """Go on although settings that affect the result have changed since the snapshot; the history keeps both values."""
     take_over: bool = False
     """Start although an attempt of this run is training on this machine; that one ends before its next snapshot."""
+    anew: bool = False
+    """Go on from what is here (nothing: step 1) although the run is on the disk of a machine that is missing."""
 
 
 class Launch(Section):

@@ -10,7 +10,9 @@ from mingpt.config.schema import Config
 from mingpt.errors import Damaged, SnapshotFailed, TransientError, Unreadable, UserError
 from mingpt.snapshot import attempts, hot
 from mingpt.snapshot.attempts import RunRecord
+from mingpt.snapshot.elsewhere import Marker, read_marker, remove_marker
 from mingpt.snapshot.format import Metrics, SharedState
+from mingpt.snapshot.home import Home
 from mingpt.snapshot.lineage import HotBase, Newest, set_overtaken_aside, stale_steps
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.restore import Restored, Take, restore
@@ -43,6 +45,9 @@ class Flags:
 
 def newest(config: Config) -> int:
     """The newest step that this node can go on from, in either tier; 0 if there is none."""
+    if marker := read_marker(config.run.dir):  # the run is on another node's disk
+        own = hot.folder(config.snapshot.hot_dir, config.run.dir, marker.run)
+        return max([marker.step, *(Store(str(own), "snapshot.hot_dir").steps() if own.is_dir() else ())])
     durable = Store(config.snapshot.dir)
     memory = hot.find_hot(config.snapshot.hot_dir, config.run.dir) if config.snapshot.hot_every_steps else None
     steps = durable.steps()
@@ -62,12 +67,14 @@ class Checkpointer:
         state_bytes: int,
         log: Callable[[str], None],
         notice_seconds: Callable[[], float] = lambda: 0.0,
+        home: Home | None = None,
     ) -> None:
-        """notice_seconds: what a cloud's notice leaves from now on; 0: there is none.
+        """notice_seconds: what a cloud's notice leaves from now on; 0: there is none. home: where the run lives.
 
         Raises UserError if snapshot.dir can't be used. A hot tier that can't be used is logged and left out.
         """
         self.settings, self.world, self.log, self.notice_seconds = config.snapshot, world, log, notice_seconds
+        self.home = home or Home(range(world.size), range(world.size))
         self.run_dir, self.timeout = config.run.dir, config.world.timeout_seconds
         self.store = Store(config.snapshot.dir)
         self.hot_store: Store | None = None
@@ -94,7 +101,16 @@ class Checkpointer:
             return asdict(Newest.of(self.store, records))
 
         self.base = Newest(**self.world.run_on_main(set_aside_and_find_base))
-        return restore(self.store, self.hot_store, self.world, self.log, self.base, take)
+        return restore(self.store, self.hot_store, self.world, self.log, self.base, take, self.home.snapshots)
+
+    def _note_step(self, step: int) -> None:
+        """Where run.dir is not seen, leave a marker; that node's launcher, too, learns from it that the run goes on."""
+        if self.world.local_rank or self.world.rank in self.home.run:
+            return
+        try:
+            Marker(self.run_id, self.home.host, self.attempt, step).write(self.run_dir)
+        except (UserError, TransientError) as error:
+            self.log(f"on which node's disk this run lives could not be noted on this node: {error}")
 
     def begin(
         self,
@@ -109,6 +125,10 @@ class Checkpointer:
         after each durable or hot commit. lost(step, failures in a row, reason): a durable one could not be stored.
         """
         self.attempt, provenance = record.attempt, record.provenance
+        self.run_id = str(self.world.run_on_main(lambda: hot.run_id(self.run_dir))) if self.home.host else ""
+        if self.world.local_rank == 0 and self.world.rank in self.home.run:
+            remove_marker(self.run_dir)
+        self._note_step(self.base.step)
         # A process with nothing to write waits for one that may be waiting for the store. With equal limits the group
         # could time out in the moment in which that one reports.
         limit = self.timeout + limit_seconds() + SPARE_SECONDS
@@ -120,6 +140,7 @@ class Checkpointer:
 
         def durable_committed(step: int, digest: str, seconds: float) -> None:
             self._note_base(step, digest)
+            self._note_step(step)
             if self.world.is_main:
                 committed(step, digest, seconds)
 
@@ -141,6 +162,7 @@ class Checkpointer:
             limit_seconds=self.timeout,
             hang_seconds=limit,
             max_failures=s.max_failures,
+            writers=self.home.snapshots,
         )
         # The hot tier needs all processes of the node; with slices of the state, those of all nodes.
         needed = self.world if self.sharded else on_node

@@ -33,10 +33,17 @@ class Restored:
 
 
 def restore(
-    durable: Store, hot: Store | None, world: World, log: Callable[[str], None], newest: Newest, take: Take
+    durable: Store,
+    hot: Store | None,
+    world: World,
+    log: Callable[[str], None],
+    newest: Newest,
+    take: Take,
+    readers: Sequence[int] = (),
 ) -> Restored | None:
     """Take over the newest good snapshot, in every process; None if there is none. Called by all processes.
 
+    readers: the ranks that see the durable store, rank 0 among them; default: all.
     take: called with the manifest of the snapshot that is to be read; what it returns is called with the tensors of
     each part, in CPU memory. If a later part is damaged, `take` is called again, with the manifest of an older
     snapshot; if None is returned, what was put before is of a damaged one.
@@ -66,7 +73,7 @@ def restore(
         # The hot tier first: it costs no traffic of the durable store.
         holders = [rank for rank, steps in enumerate(hot_steps) if step in steps]
         store = hot if hot and holders else durable
-        found = _read_together(store, step, holders or list(range(world.size)), world, take)
+        found = _read_together(store, step, holders or readers or range(world.size), world, take)
         if isinstance(found, Restored):
             return found
         if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
@@ -79,7 +86,7 @@ def restore(
         finders = [rank for rank, finding in enumerate(found) if finding.damage]
         if not holders:
             durable_steps.remove(step)
-            finders = finders[:1]  # all processes see the same store: one of them sets it aside
+            finders = finders[:1]  # all readers see the same store: one of them sets it aside
         if world.rank in finders:
             _set_aside(store, step, str(found[world.rank].damage), log)
         world.barrier()

@@ -1,7 +1,7 @@
 """Copy this process's share of the state at a step's boundary, so that training can go on while it is written."""
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
@@ -34,13 +34,15 @@ class Staged:
 class Staging:
     """CPU buffers that are kept from one snapshot to the next: page faults of new memory cost more than the copy."""
 
-    def __init__(self, world: World, everyone: World | None = None) -> None:
+    def __init__(self, world: World, everyone: World | None = None, writers: Sequence[int] | None = None) -> None:
         """world: who writes one snapshot together. everyone: all who have slices, with a group for the writer's thread.
 
-        Collective.
+        writers: the ranks of `world` that write parts; None: all. Collective.
         """
         self.world, self.everyone = world, everyone or world
-        self._writers: list[list[int]] = self.everyone.gather([world.rank, world.size])
+        writers = range(world.size) if writers is None else writers
+        share = [writers.index(world.rank), len(writers)] if world.rank in writers else None
+        self._shares: list[list[int] | None] = self.everyone.gather(share)
         self._buffers: dict[str, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
@@ -53,7 +55,8 @@ class Staging:
         parts = lay_out(state)
         everything = {name: tensor for tensors in state.values() for name, tensor in tensors.items()}
         sliced = {name: tensor for name, tensor in everything.items() if isinstance(tensor, Sliced)}
-        mine = [name for part in parts[self.world.rank :: self.world.size] for name in part.names]
+        shares = [parts[share[0] :: share[1]] if share else [] for share in self._shares]
+        mine = [name for part in shares[self.everyone.rank] for name in part.names]
         found = {name: tensor for name in mine if isinstance(tensor := everything[name], Tensor)}
         found |= {name: tensor.local for name, tensor in sliced.items()}
         if new := {name: tensor for name, tensor in found.items() if name not in self._buffers}:
@@ -69,7 +72,7 @@ class Staging:
         if stream is not None:
             self._copied = torch.cuda.Event(blocking=True)  # the writer's thread sleeps while it waits
             self._copied.record(stream)
-        return Staged([parts[rank::size] for rank, size in self._writers], copies, sliced)
+        return Staged(shares, copies, sliced)
 
     def parts(self, staged: Staged) -> Iterator[StagedPart]:
         """This process's parts, one after the other. With sliced tensors, each step is a collective of all processes.

@@ -61,6 +61,8 @@ class SnapshotWriter:
     world: the processes, with a group for this writer alone; the group's time limit must be longer than limit_seconds
     plus one call of the store.
     everyone: all processes, with a group for this writer alone, if `world` is a part of them; they exchange slices.
+    writers: the ranks of `world` that write parts, rank 0 among them; None: all. The others send their slices, and hear
+    what became of the snapshot, as all do: the store may be on a disk that they do not see.
     provenance: the manifest's fields beside the state: run, vocabulary, config, fingerprint, history.
     committed(step, digest, seconds): called in every process, in the writer's thread.
     lost(step, failures in a row, reason): called in rank 0, in the writer's thread, when a snapshot has failed.
@@ -82,6 +84,7 @@ class SnapshotWriter:
     lost: Callable[[int, int, str], None] = lambda step, in_a_row, reason: None
     claim: Attempt | None = None
     everyone: World | None = None
+    writers: Sequence[int] | None = None
     retry_seconds: float = 0
     verify: bool = False
     limit_seconds: float = math.inf
@@ -97,8 +100,9 @@ class SnapshotWriter:
     _until: float = math.inf  # when this process's own work on it must be done
 
     def __post_init__(self) -> None:
-        self._staging = Staging(self.world, self.everyone)
-        self._ahead = max(2, PARALLEL_PARTS // self.world.size)  # parts that are written at a time
+        writers = range(self.world.size) if self.writers is None else self.writers
+        self._staging = Staging(self.world, self.everyone, writers)
+        self._ahead = max(2, PARALLEL_PARTS // len(writers))  # parts that are written at a time
         self._pool = started_pool(1, "snapshot", partial(use_device, self.world.device))
         self._part_pool = started_pool(self._ahead, "part")
 

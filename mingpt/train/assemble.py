@@ -28,6 +28,7 @@ from mingpt.observe.speed import gpu_part
 from mingpt.observe.stragglers import StepTimes
 from mingpt.snapshot.attempts import make_run_dir
 from mingpt.snapshot.checkpointer import Checkpointer
+from mingpt.snapshot.home import Home
 from mingpt.snapshot.restore import Restored
 from mingpt.train import loop
 from mingpt.train.audit import Audit
@@ -56,10 +57,11 @@ def train(
     world: World,
     lifetime: Lifetime,
     notice_seconds: Callable[[], float] = lambda: 0.0,
+    home: Home | None = None,
 ) -> int:
     """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
 
-    model: from factory.build, which need not be drawn. notice_seconds: see Checkpointer.
+    model: from factory.build, which need not be drawn. notice_seconds, home: see Checkpointer.
     """
     clock = lifetime.clock
     if isinstance(config.data, Own):  # in the package's own kinds of data each sample has targets
@@ -72,7 +74,7 @@ def train(
     world.run_on_main(lambda: another_running(config))  # before its snapshots are touched
     # Weights, two moments, and the weights' mean.
     state_bytes = (3 + bool(config.optimizer.ema)) * sum(p.nbytes for p in model.parameters())
-    checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds)
+    checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds, home)
     audit = make_audit(config, source, model, world)
     context = context_of(config, source, model, world, hooks_of(checkpointer, lifetime, world.device, audit))
     clock.enter("restore")

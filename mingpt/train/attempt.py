@@ -16,6 +16,7 @@ from mingpt.console import complain, say
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
+from mingpt.snapshot.home import HomeSearch
 from mingpt.train import assemble, autosize, tasks
 from mingpt.train.evaluation import sample_prompt
 from mingpt.train.factory import build
@@ -57,13 +58,14 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         lifetime.clock.enter("device")
         device = opening.device()
         lifetime.clock.enter("rendezvous")
-        with join(config.world, device) as world:
+        search = HomeSearch(config)
+        with join(config.world, device, search.settle) as world:
             lifetime.phase = Phase.JOINED
             try:
                 agree_on_inputs(world, config, source)
                 if world.is_main:
                     say(overrides_line(arguments, config))
-                return assemble.train(config, source, model, world, lifetime, watched.grace_seconds)
+                return assemble.train(config, source, model, world, lifetime, watched.grace_seconds, search.home)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 lifetime.ending = True
                 # Printed here, before `join` leaves the world: leaving may wait for other processes.

@@ -20,8 +20,10 @@ from mingpt.errors import UserError
 from mingpt.model.language import LanguageModel
 from mingpt.observe.ledger import accounts, duration
 from mingpt.redact import printable, without_secrets
+from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here
 from mingpt.snapshot.checkpointer import Checkpointer
+from mingpt.snapshot.elsewhere import alone
 from mingpt.snapshot.format import VALIDATION, Kind, Manifest
 from mingpt.snapshot.restore import Put, Restored
 from mingpt.train import resume
@@ -147,18 +149,20 @@ def another_running(config: Config) -> str:
 def claim_attempt(
     config: Config, source: Source, origin: Origin, checkpointer: Checkpointer, world: World
 ) -> RunRecord:
-    """Take this attempt's number in run.dir. Raises UserError unless every process sees what rank 0 has written."""
-    claims = list[Attempt]()  # stays empty in other processes than rank 0
+    """Take this attempt's number in run.dir. Raises UserError unless all who see run.dir see what rank 0 wrote."""
+    claims, home = list[Attempt](), checkpointer.home  # claims: stays empty in other processes than rank 0
 
     def claim() -> int:
         parent = (origin.loaded.manifest.digest, origin.loaded.manifest.attempt) if origin.loaded else (None, 0)
         if another := another_running(config):  # it may have started meanwhile
             say(another)
+        hot.run_id(config.run.dir)  # a run that was claimed has an id
         claims.append(Attempt.claim(config.run.dir, origin.step, *parent))
         return claims[0].number
 
     attempt = world.run_on_main(claim)
-    blind = [rank for rank, sees in enumerate(world.gather(is_visible(config.run.dir, attempt))) if not sees]
+    sees = world.rank not in home.run or is_visible(config.run.dir, attempt)
+    blind = [rank for rank, sees in enumerate(world.gather(sees)) if not sees]
     if blind:  # checked now: the first snapshot would fail, perhaps hours later
         raise UserError(
             f"run.dir={without_secrets(config.run.dir)} is not shared by all: process {blind[0]} does not see what "
@@ -172,6 +176,10 @@ def claim_attempt(
         "numerics": origin.numerics,
         "conditional_puts": world.run_on_main(lambda: checkpointer.store.conditional_puts),
     }
+    if home.host:
+        this_attempt["disk"] = home.host
+        if world.is_main:
+            say(f"WARNING: {alone(str(without_secrets(config.run.dir)), home.host)}")
     if validation := resume.validation_of(config, source):
         this_attempt[VALIDATION] = validation
     if origin.changes:

@@ -4,6 +4,7 @@ Imports only the standard library: it is asked before torch is imported, which t
 """
 
 import os
+import socket
 from dataclasses import dataclass
 
 from mingpt.errors import UserError
@@ -20,7 +21,7 @@ class Env:
     launched: whether it has a RANK. hosts: whether this process, not its agent, has the store at host:port. local_size:
     processes of this node; 0: nobody has said. agent: the pid of torchrun's agent, which has started this process;
     None: there is none. ours: that agent is mingpt.launch. job: what SkyPilot or Slurm calls the job, through all of
-    its restarts.
+    its restarts. node: equal for the processes of a node. head: whether SkyPilot or Slurm calls that node its first.
     """
 
     launched: bool
@@ -34,6 +35,8 @@ class Env:
     agent: int | None
     ours: bool
     job: str
+    node: str
+    head: bool
 
     @classmethod
     def read(cls, check: bool = False) -> "Env":
@@ -66,6 +69,9 @@ class Env:
             agent=int(given.get(AGENT_PID, os.getppid())) if "TORCHELASTIC_RUN_ID" in given else None,
             ours=AGENT_PID in given,
             job=given.get("SKYPILOT_TASK_ID") or given.get("SLURM_JOB_ID") or "",
+            # torchrun's number, and that of srun's tasks without torchrun, whose ranks may alternate between nodes.
+            node=given.get("GROUP_RANK") or given.get("SLURM_NODEID") or socket.gethostname(),
+            head=(given.get("SKYPILOT_NODE_RANK") or given.get("SLURM_NODEID")) == "0",
         )
         if check and problems:
             raise UserError(*problems)

@@ -2,14 +2,17 @@
 
 import errno
 import gc
+import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from itertools import count
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -22,6 +25,7 @@ from mingpt.world.env import Env
 from mingpt.world.rendezvous import open_store
 from mingpt.world.world import Progress, World
 
+Gather = Callable[[Any], list[Any]]  # a JSON value of every process, by rank
 LEAVE_SECONDS = 20  # limit for leaving the world after a failure; torchrun kills its workers after 30 s
 
 
@@ -152,6 +156,26 @@ def _own_namespace(store: dist.Store, rank: int, size: int, limit_seconds: float
     return dist.PrefixStore(f"mingpt/{number}/", store)
 
 
+def _gather_over(store: dist.Store, rank: int, size: int, limit_seconds: float) -> Gather:
+    """What gathers values before there is a process group, which needs ranks."""
+    rounds = count()
+
+    def gather(value: Any) -> list[Any]:
+        which = next(rounds)
+        keys = [f"told/{which}/{r}" for r in range(size)]
+        store.set(keys[rank], json.dumps(value))
+        try:
+            store.wait(keys, timedelta(seconds=limit_seconds))
+        except dist.DistStoreError as error:
+            raise TimeoutError(
+                f"process {rank} of {size} has waited {limit_seconds:g} s (world.init_timeout_seconds) for what the "
+                f"others see of the run: look for the one whose log ends earlier, or raise the limit"
+            ) from error
+        return [json.loads(raw) for raw in store.multi_get(keys)]
+
+    return gather
+
+
 def _choose_interface(store: dist.Store, env: Env) -> None:
     """Set NCCL's and gloo's variables to the interface that leads to the other nodes, unless the user has set them.
 
@@ -211,10 +235,13 @@ def _exit_after(seconds: float, code: int) -> threading.Timer:
 
 
 @contextmanager
-def join(config: WorldConfig, device: torch.device | None = None) -> Iterator[World]:
+def join(
+    config: WorldConfig, device: torch.device | None = None, settle: Callable[[Gather], list[int]] | None = None
+) -> Iterator[World]:
     """Join the world that torchrun's variables describe, or a world of one; leave it on every way out.
 
-    device: of an Opening, if there is one already.
+    device: of an Opening, if there is one already. settle: gathers what it needs from all processes, and returns the
+    order in which they get their ranks: the launcher's rank of each. RANK is the new one from then on.
 
     Raises UserError if the configured device or backend is not available, or a variable is wrong; TimeoutError if the
     other processes do not come within world.init_timeout_seconds; TransientError if the launcher's port was taken.
@@ -243,6 +270,10 @@ def join(config: WorldConfig, device: torch.device | None = None) -> Iterator[Wo
         own_connection = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     else:
         store, own_connection = dist.HashStore(), None
+    if settle:
+        rank = settle(_gather_over(store, rank, size, config.init_timeout_seconds)).index(rank)
+        if env.launched:
+            os.environ["RANK"] = str(rank)
     dist.init_process_group(
         backends, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=config.timeout_seconds)
     )

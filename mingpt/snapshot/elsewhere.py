@@ -1,0 +1,65 @@
+"""The marker of a run that lives on another node's disk: `<run.dir>/elsewhere.json`, all that this node has of the run.
+
+Without it, a start without the node that has the run would find nothing here and silently begin a second one.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from mingpt.errors import UserError
+from mingpt.folder import Folder
+from mingpt.redact import printable
+from mingpt.snapshot.attempts import Count
+
+ELSEWHERE, LONGEST = "elsewhere.json", 4096  # its bytes
+
+
+@dataclass(frozen=True)
+class Marker:
+    """run: its id. host: whose disk has it. attempt, step: its newest attempt and committed step, when last seen."""
+
+    run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    host: str
+    attempt: Count
+    step: Count
+
+    def write(self, run_dir: str) -> None:
+        """Raises UserError and TransientError, as `Folder.write`."""
+        Folder(run_dir).write(ELSEWHERE, json.dumps(asdict(self)).encode())
+
+
+MARKER = TypeAdapter(Marker)
+
+
+def read_marker(run_dir: str) -> Marker | None:
+    """This node's marker of a run; None without one. Raises UserError for one that can't be read."""
+    folder = Folder(run_dir)
+    raw = folder.read(ELSEWHERE, LONGEST) if folder.local else None
+    if raw is None:
+        return None
+    try:
+        return MARKER.validate_json(raw, strict=True)
+    except ValueError as error:
+        raise UserError(
+            f"{folder.shown}: {ELSEWHERE} says on which machine this run is, and can't be read: look at it; without "
+            f"it, a start may begin a second run"
+        ) from error
+
+
+def remove_marker(run_dir: str) -> None:
+    """The run is here now. Raises OSError."""
+    folder = Folder(run_dir)
+    if folder.local:
+        Path(folder.path(ELSEWHERE)).unlink(missing_ok=True)
+
+
+def alone(run_dir: str, host: str) -> str:
+    """What is to be said of a run on one node's disk. run_dir: without secrets."""
+    return (
+        f"run.dir={run_dir} is on {printable(host)}'s disk alone: if that machine goes, so does the run; "
+        f"RUN_DIR=s3://… (run.dir) survives it"
+    )
