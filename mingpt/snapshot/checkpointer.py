@@ -91,6 +91,7 @@ class Checkpointer:
         self.sharded = config.shards and world.size > 1
         self._last = time.monotonic()
         self._keep_hot = False
+        self._unmarked = False  # a marker could not be written
 
     def restore(self, take: Take) -> Restored | None:
         """Take over the newest good snapshot of either tier, as `restore`. Called by all processes."""
@@ -105,11 +106,12 @@ class Checkpointer:
 
     def _note_step(self, step: int) -> None:
         """Where run.dir is not seen, leave a marker; that node's launcher, too, learns from it that the run goes on."""
-        if self.world.local_rank or self.world.rank in self.home.run:
+        if self._unmarked or self.world.local_rank or self.world.rank in self.home.run:
             return
         try:
             Marker(self.run_id, self.home.host, self.attempt, step).write(self.run_dir)
         except (UserError, TransientError) as error:
+            self._unmarked = True  # said once
             self.log(f"on which node's disk this run lives could not be noted on this node: {error}")
 
     def begin(
