@@ -12,6 +12,7 @@ import yaml
 from config_kit import configured, problems
 from mingpt.command import expanded
 from mingpt.errors import UserError
+from mingpt.prepare import extras
 from mingpt.prepare.extras import check_machines
 from paths_kit import ROOT, ran
 from recipe_kit import DEFAULT, REQUIRED, TEACHING, TRAINING, envs, recipe, sky_variables
@@ -100,7 +101,6 @@ def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("ips", "run_dir", "given", "refused"),
     [
-        ("a\nb", "runs/mine", {}, "run.dir=runs/mine"),
         ("a\nb", "runs/mine", {"SLURM_JOB_ID": "1"}, ""),
         ("a\nb", "runs/mine", {"SKY_RUNTIME_DIR": "on Slurm"}, ""),  # where all nodes share a home
         ("a\nb", "/mnt/shared/run", {}, ""),
@@ -125,6 +125,21 @@ def test_what_cannot_work_on_skypilots_machines_ends_their_set_up(
     with pytest.raises(UserError, match=f"^{re.escape(refused)}[: ]") as error:
         check_machines(config, environment)
     told(str(error.value))
+
+
+def test_set_up_says_that_one_machine_has_the_run_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: Told
+) -> None:
+    monkeypatch.setenv("SKYPILOT_SETUP_NODE_IPS", "a\nb")
+    for name in ("SLURM_JOB_ID", "SKY_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    said = []
+    for run_dir in ("runs/mine", "/mnt/shared/run", "s3://b/run"):
+        assert extras.main([DEFAULT, f"run.dir={run_dir}"]) == 0
+        said.append(capsys.readouterr())
+    assert [len(of.err.splitlines()) for of in said] == [1, 0, 0]
+    assert said[0].out == said[1].out  # which names packages, one a line
+    told(said[0].err)
 
 
 # --- the variables of a recipe, as overrides ---
