@@ -1,8 +1,8 @@
 """`mingpt launch --platform sky`: a node's part of a managed job of SkyPilot's, for recipes/train-spot.yaml.
 
 It runs the preflight, then mingpt.launch, each as a process of its own, since this one must outlive a launcher that is
-killed. It ends so that SkyPilot starts the job again after all but a user error, whichever node ends first; and for good
-if its starts make no progress (launch/starts.py).
+killed. It ends so that SkyPilot starts the job again after all but a user error, whichever node ends first. A job whose
+starts make no progress ends with a user error, too (launch/starts.py).
 
 SkyPilot 0.14.1 stops all nodes as soon as one has failed. Elsewhere it then sees the codes of all. On Slurm it sees
 what srun returns: the highest code of a task, but any signal ranks above all codes. The node that is stopped ends by

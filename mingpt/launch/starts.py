@@ -13,9 +13,7 @@ from functools import partial
 from mingpt.command import code_of
 from mingpt.config import compose
 from mingpt.config.commandline import given
-from mingpt.config.schema import Config
-from mingpt.console import complain
-from mingpt.errors import FINISHED, TransientError, UserError
+from mingpt.errors import FINISHED, UserError
 from mingpt.folder import Folder
 from mingpt.launch.launcher import newest_step
 from mingpt.parsers import parse
@@ -23,28 +21,21 @@ from mingpt.parsers import parse
 FILE = "attempts/starts"
 
 
-def count(config: Config, job: str) -> None:
-    """Add this start of a job to the run's. Raises UserError if the ones before it have all been in vain."""
+def main(arguments: list[str], job: str) -> int:
+    """Add this start of a job to the run's. Raises UserError if those before it have all been in vain."""
+    config = compose.configure(tuple(given(parse("launch", arguments))))
+    assert config is not None  # the parser has answered --help
     folder, limit = Folder(config.run.dir), config.launch.max_attempts_without_progress
     step = newest_step(config)
     # A job that is launched again has another id, so its starts are counted anew.
-    start = f"{job} at step {step}"
-    before = (folder.read(FILE) or b"").decode(errors="replace").splitlines()[-limit:]
+    start = f"{job} at step {step}\n".encode()
+    before = (folder.read(FILE) or b"").splitlines(keepends=True)[-limit:]
     if before == [start] * limit:
         raise UserError(
             f"{limit} starts of this job in a row (launch.max_attempts_without_progress) have left no snapshot after "
             f"step {step}: the reason is in the log of each (sky jobs logs): correct it, then launch the job again"
         )
-    folder.write(FILE, "\n".join([*before, start, ""]).encode())
-
-
-def main(arguments: list[str], job: str) -> int:
-    config = compose.configure(tuple(given(parse("launch", arguments))))
-    assert config is not None  # the parser has answered --help
-    try:
-        count(config, job)
-    except TransientError as error:  # the preflight, which comes next, ends the job if it stays so
-        complain(f"this start is not counted: {error}")
+    folder.write(FILE, b"".join([*before, start]))
     return FINISHED
 
 
