@@ -118,6 +118,7 @@ def test_as_many_processes_as_microbatches_are_not() -> None:
     [
         "experiment=shakespeare_char",
         "experiment=mnist",
+        "experiment=cifar10",
         "experiment=gpt2_124m",
         "experiment=gpt2_124m data.path=data/fineweb-edu",
         "experiment=finetune",

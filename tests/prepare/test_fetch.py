@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import io
+import os
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -13,6 +15,7 @@ from pyarrow import parquet
 
 import bpe_kit
 import hub_kit
+import image_kit
 from config_kit import configured
 from examples.images import files
 from mingpt import cli
@@ -108,7 +111,9 @@ def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_index")
-@pytest.mark.parametrize(("name", "code"), [("shakespeare", 70), ("mnist", 64), ("fashion-mnist", 64)])
+@pytest.mark.parametrize(
+    ("name", "code"), [("shakespeare", 70), ("mnist", 64), ("fashion-mnist", 64), ("cifar-10", 64)]
+)
 def test_without_a_package_manager_or_its_index_the_error_says_what_to_do(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -120,11 +125,45 @@ def test_without_a_package_manager_or_its_index_the_error_says_what_to_do(
     assert not (tmp_path / "data").exists()
 
 
+# In curl's place: it brings an archive, or does not reach the network.
+CURL = """#!/bin/sh
+[ "$*" = "-fsSLO https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz" ] || exit 2
+[ -e {archive} ] || {{ echo "curl: (6) Could not resolve host: www.cs.toronto.edu" >&2; exit 6; }}
+exec cp {archive} .
+"""
+
+
+def test_cifar_10_comes_by_itself_from_its_authors_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Its files are unpacked where configs/ expect them; without a network, the error names the address."""
+    contents, archive = image_kit.cifar_files(), tmp_path / "cifar-10-binary.tar.gz"
+    (curl := tmp_path / "bin/curl").parent.mkdir()
+    curl.write_text(CURL.format(archive=archive))
+    curl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{curl.parent}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run("fetch", ["--for", "experiment=cifar10"]) == 70
+    assert {*fetch.CORPORA["cifar-10"].command.split(), "(6)"} <= {*re.split("[ `]", capsys.readouterr().err)}
+    assert not (tmp_path / "data").exists()
+    packed = image_kit.write_archive(archive, contents).read_bytes()
+    real = fetch.CORPORA["cifar-10"]
+    texts = tuple(dataclasses.replace(text, sha256=sha256(contents[text.members[0]])) for text in real.texts)
+    small = dataclasses.replace(real, sha256=sha256(packed), texts=texts)
+    monkeypatch.setitem(fetch.CORPORA, "cifar-10", small)
+    assert cli.run("fetch", ["--for", "experiment=cifar10"]) == 0
+    archive.unlink()
+    assert cli.run("fetch", ["--for", "experiment=cifar10"]) == 0  # all is there
+    path = str(configured("experiment=cifar10").data.places()["data.path"])
+    assert files.source(path, 4).sha256 == files.source(str(image_kit.write_archive(archive, contents)), 4).sha256
+
+
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
         ("", "shakespeare"),
         ("data=fashion-mnist", "fashion-mnist"),
+        ("experiment=cifar10", "cifar-10"),
         ("data=gpt2 data.path=data/shakespeare.txt", "shakespeare gpt2-vocabulary"),
         ("experiment=gpt2_124m data.path=data/fineweb-edu", ""),  # too large to begin by the way
         ("experiment=mnist data.path=data/../data/mnist/", "mnist"),
