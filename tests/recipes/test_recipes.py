@@ -48,7 +48,17 @@ def read(recipe, given):
     }
 print(json.dumps([[read(*given) for given in json.load(sys.stdin)], connections]))
 """
-RECIPES = {"train": 1, "train-rdzv": 2, "train-spot": 2, "generate": 1, "evaluate": 1, "serve": 1}  # and their nodes
+RECIPES = {
+    "train": 1,
+    "train-rdzv": 2,
+    "train-spot": 2,
+    "generate": 1,
+    "evaluate": 1,
+    "serve": 1,
+    "prepare": 1,
+    "nccl-test": 2,
+}  # and their nodes
+IDLE = {"train": 60, "train-rdzv": 60}  # minutes: a run may lie on the head's disk
 GIT = {"url": "https://github.com/you/mingpt", "ref": "v1"}
 
 
@@ -84,17 +94,18 @@ def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> 
     for (name, nodes), task in zip(RECIPES.items(), tasks, strict=True):
         assert (task["num_nodes"], task["workdir"]) == (nodes, "."), name
         assert task["envs"].items() <= envs(name, **wishes[name]).items()
-        assert task["envs"].keys() >= {"EXPERIMENT", "RUN_DIR", "OVERRIDES"}
+        if name not in ("prepare", "nccl-test"):
+            assert task["envs"].keys() >= {"EXPERIMENT", "RUN_DIR", "OVERRIDES"}
         assert "bash recipes/setup.sh" in task["setup"]
         assert task["run"].strip() == str(recipe(name)["run"]).strip()
         if name == "train-spot":
-            assert task["spot"] == [False] * 4 + [True] * 4
+            assert task["spot"] == [False] * 2 + [True] * 2
             again = {"recover_on_exit_codes": [70, 75, 143], "max_restarts_on_errors": 0}
             assert all(recovery == recovery | again for recovery in task["recovery"])
         elif name == "serve":
             assert (task["probe"], task["ports"]) == ("/health", ["['8000']"])
         else:  # a managed job's machines end with the job
-            assert {(stop["idle_minutes"], stop["down"]) for stop in task["autostop"]} == {(10, True)}
+            assert {(stop["idle_minutes"], stop["down"]) for stop in task["autostop"]} == {(IDLE.get(name, 10), True)}
 
 
 @pytest.mark.parametrize(
@@ -224,6 +235,8 @@ def started(name: str, folder: Path, rank: int = 0, gpus: int = 0, **changed: ob
         *((name, 1, 4, {"NPROC_PER_NODE": "3"}) for name in TEACHING),
         ("evaluate", 0, 0, {"RUN_DIR": "s3://b/run 1", "OPTIONS": "--json --step 3"}),
         ("generate", 0, 0, {"RUN_DIR": "s3://b/run 1", "PROMPT": "-- To be", "OPTIONS": "--tokens 3"}),
+        ("prepare", 0, 0, {"SOURCE": "s3://b/*.jsonl", "OPTIONS": "--tokens 10B --field *"}),
+        ("nccl-test", 1, 8, {}),
     ],
     ids=str,
 )
