@@ -21,6 +21,7 @@ FOUR = "--num-nodes 4 --gpus L4:4 --cpus 8+"
 RENTED = {
     TRAIN: "1 node: g6.xlarge 4 16 L4:1 0.80",
     f"{TRAIN} {FOUR}": "4 nodes: g6.12xlarge 48 192 L4:4 18.41",
+    "train-rdzv.yaml": "2 nodes: g6.xlarge 4 16 L4:1 1.61",
     f"train-rdzv.yaml {FOUR}": "4 nodes: g6.12xlarge 48 192 L4:4 18.41",
     SPOT: "2 nodes: g6.xlarge[Spot] 4 16 L4:1 0.66",
     f"{SPOT} {FOUR}": "4 nodes: g6.12xlarge[Spot] 48 192 L4:4 7.60",

@@ -40,10 +40,9 @@ def read(recipe, given):
         "spot": sorted(r.use_spot for r in task.resources), "recovery": [r.job_recovery for r in task.resources],
         "autostop": [vars(r.autostop_config) if r.autostop_config else None for r in task.resources],
         "resources": [
-            [r.network_tier and r.network_tier.value, r.disk_size, r.max_hourly_cost, *(r.image_id or {}).values()]
-            for r in task.resources
+            [r.network_tier, r.disk_size, r.max_hourly_cost] for r in task.resources
         ],
-        "volumes": task.volumes,
+        "volumes": task.volumes, "hooks": [r.hooks for r in task.resources],
         "envs": task.envs, "setup": task.setup, "run": task.run, "probe": task.service and task.service.readiness_path,
     }
 print(json.dumps([[read(*given) for given in json.load(sys.stdin)], connections]))
@@ -72,7 +71,7 @@ def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> 
     page = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/skypilot.md").read_text(), re.M | re.S)
     copies = [*map(yaml.safe_load, page), {"volumes": {"/runs": "my-volume"}}]
     assert [*map(list, copies)] == [
-        ["workdir"], ["resources"], ["pool", "resources", "workdir", "setup"], ["volumes"]
+        ["resources"], ["pool", "resources", "workdir", "setup"], ["config"], ["volumes"]
     ]  # fmt: skip
     cases += [({**recipe("train"), **copy}, {}) for copy in copies]
     cases += [(recipe("train-spot"), {}), ({**recipe("train"), "num_node": 2}, {})]  # mistakes
@@ -81,14 +80,15 @@ def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> 
     command = [str(SKY), "-c", ASK_SKY]
     done = ran(command, input=json.dumps(cases), env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    (*tasks, in_git, _, resources, pool, volume, no_bucket, misspelt), connections = json.loads(
+    (*tasks, in_git, resources, pool, hooks, volume, no_bucket, misspelt), connections = json.loads(
         done.stdout.splitlines()[-1]
     )
     assert connections == []
     assert "RUN_DIR" in no_bucket["error"]  # before it costs anything
     assert "num_node" in misspelt["error"]
     assert in_git["workdir"] == GIT
-    assert resources["resources"] == [["best", 512, 100, "docker:registry.example.org/you/mingpt:1"]]
+    assert resources["resources"] == [[None, 256, 100]]
+    assert {event for (hook,) in hooks["hooks"] for event in hook["events"]} == {"preemption"}
     assert pool["probe"] is not None  # SkyPilot keeps a pool as a service
     assert volume["volumes"] == {"/runs": "my-volume"}
     for (name, nodes), task in zip(RECIPES.items(), tasks, strict=True):
