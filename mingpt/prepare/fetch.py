@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from mingpt.config import compose
+from mingpt.config.checks import missing_places
 from mingpt.config.commandline import given
 from mingpt.config.schema import Config
 from mingpt.console import say
@@ -147,6 +148,13 @@ def corpora_for(config: Config) -> list[Corpus]:
     return [corpus for name, corpus in CORPORA.items() if name in names]
 
 
+def _left_at_home() -> str:
+    """Why a file of the user's own is not on a machine that SkyPilot sets up."""
+    if "SKYPILOT_SETUP_NODE_IPS" not in os.environ:
+        return ""
+    return "; SkyPilot sends what git does, so nothing of data/ and runs/: use another folder, or a bucket"
+
+
 def fetch_command(options: argparse.Namespace) -> int:
     if options.tokens and options.corpus not in DATASETS:
         raise UserError(f"--tokens={options.tokens} goes with {', '.join(DATASETS)} only: leave it out")
@@ -157,4 +165,6 @@ def fetch_command(options: argparse.Namespace) -> int:
     elif config := compose.configure(given(options)):
         for corpus in corpora_for(config):
             fetch(corpus, FOLDER)
+        if missing := missing_places(config, ()):
+            raise UserError(*(problem + _left_at_home() for problem in missing))
     return FINISHED

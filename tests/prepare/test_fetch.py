@@ -21,6 +21,7 @@ from examples.images import files
 from mingpt import cli
 from mingpt.data.bpe import read_tokenizer
 from mingpt.prepare import extras, fetch
+from told import Told
 
 Captured = pytest.CaptureFixture[str]
 MEMBERS = {
@@ -165,7 +166,7 @@ def test_cifar_10_comes_by_itself_from_its_authors_page(
         ("data=fashion-mnist", "fashion-mnist"),
         ("experiment=cifar10", "cifar-10"),
         ("data=gpt2 data.path=data/shakespeare.txt", "shakespeare gpt2-vocabulary"),
-        ("experiment=gpt2_124m data.path=data/fineweb-edu", ""),  # too large to begin by the way
+        ("experiment=gpt2_124m data.path=s3://bucket/fineweb-edu", ""),  # too large to begin by the way
         ("experiment=mnist data.path=data/../data/mnist/", "mnist"),
         ("experiment=mine --config-dir=. seed=2", ""),
         (f"data=mix {MIX}", "shakespeare gpt2-vocabulary"),
@@ -175,12 +176,31 @@ def test_what_a_run_reads_is_fetched(
     overrides: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[fetch.Corpus] = []
-    monkeypatch.setattr(fetch, "fetch", lambda corpus, folder: fetched.append(corpus))
+
+    def write(corpus: fetch.Corpus, folder: Path) -> None:
+        fetched.append(corpus)
+        for text in corpus.texts:
+            (folder / text.name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / text.name).touch()
+
+    monkeypatch.setattr(fetch, "fetch", write)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\ndefaults: [synthetic]\n")
     assert cli.run("fetch", ["--for", *overrides.split()]) == 0
     assert fetched == [fetch.CORPORA[name] for name in names.split()]
+
+
+@pytest.mark.parametrize("place", ["here", "on a rented machine"])
+def test_a_file_that_is_not_there_is_told_before_training(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, told: Told
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if place != "here":
+        monkeypatch.setenv("SKYPILOT_SETUP_NODE_IPS", "10.0.0.1")
+    overrides = "data.path=data/book.txt", "model=gpt2", "model.init_from=data/weights"
+    assert cli.run("fetch", ["--for", *overrides]) == 64
+    told(capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("mirror")
