@@ -208,9 +208,8 @@ def generate(parser: Parser) -> None:
 def evaluate(parser: Parser) -> None:
     """How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data asks questions.
 
-    The data are those of the snapshot's config, changed by overrides, and encoded in the snapshot's vocabulary. With
-    --tasks it answers tasks of lm-eval in place of that. Alone or as one of torchrun's or srun's processes, it prints
-    the same figures.
+    The data are those of the snapshot's config, changed by overrides, and encoded in the snapshot's vocabulary.
+    Alone or as one of torchrun's or srun's processes, it prints the same figures.
 
     Example: mingpt evaluate runs/shakespeare-char@best data=char data.path=other.txt
     """
@@ -220,12 +219,6 @@ def evaluate(parser: Parser) -> None:
     )
     config_places(parser)
     json_option(parser)
-    tasks = parser.add_argument_group("tasks of lm-eval, in place of the data (extra `eval`)")
-    tasks.add_argument("--tasks", metavar="NAMES", help="such as hellaswag,arc_easy; groups and patterns, too")
-    tasks.add_argument("--num-fewshot", metavar="N", type=NUMBER, help="examples before each question (the task's own)")
-    tasks.add_argument("--limit", metavar="N", type=POSITIVE, help="take the first N documents of each task (all)")
-    tasks.add_argument("--batch-size", metavar="N", type=POSITIVE, help="rows at a time (batch.micro_size)")
-    tasks.add_argument("--include-path", metavar="DIR", help="a folder with tasks of your own; their code runs")
 
 
 def report(parser: Parser) -> None:

@@ -92,9 +92,7 @@ def train(
     begin_snapshots(checkpointer, record, observers)
     if complete:
         return store_the_end(complete, context, checkpointer, reporter, lifetime)
-    evaluation = Evaluation(
-        context, config, source, observers.publish, stop=lambda: lifetime.stop, best_val_loss=origin.best_val_loss
-    )
+    evaluation = Evaluation(context, config, source, observers.publish, best_val_loss=origin.best_val_loss)
     bad_steps = BadSteps(config, context, checkpointer, observers)
     run = run_of(config, source, context, checkpointer, origin.step, evaluation, bad_steps, reporter, check_buffers)
     reporter.started(source)

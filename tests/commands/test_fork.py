@@ -168,7 +168,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "health": {"notify": "http://127.0.0.1:9/hook"},
     "model": {"init_from": "/etc"},
     "snapshot": {"hot_dir": "elsewhere"},
-    "train": {"eval_tasks": ["evil"], "eval_tasks_path": "base/tasks"},
     "world": {"notice": "aws:http://127.0.0.1:9/imds"},
 }
 
@@ -178,7 +177,7 @@ def test_no_place_and_no_program_is_taken_from_a_strangers_config() -> None:
     assert refused() == [f"{section}.{name}" for section, values in PLACES.items() for name in values]
     mingpt(
         "fork base@8 new data.path=text.txt health.notify=null model.init_from=null snapshot.hot_dir=/dev/shm "
-        "train.eval_tasks=[] train.eval_tasks_path=null world.notice=none"
+        "world.notice=none"
     )
 
 
