@@ -17,7 +17,7 @@ from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.home import HomeSearch
-from mingpt.train import assemble, autosize, tasks
+from mingpt.train import assemble, autosize
 from mingpt.train.evaluation import sample_prompt
 from mingpt.train.factory import build
 from mingpt.world import notice
@@ -51,8 +51,6 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         source = _open_data(config)
         with lifetime.clock.within("model"):
             model = build(config, source.vocabulary.size, drawn=False)
-        if config.train.eval_tasks:
-            tasks.of_training(config, source.vocabulary)  # unknown ones, and data that can't be fetched
         if config.train.sample_every:
             sample_prompt(config, source.vocabulary)
         lifetime.clock.enter("device")

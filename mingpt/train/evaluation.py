@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from mingpt.compute.batches import derive
 from mingpt.compute.tree import tree_sum_of
 from mingpt.config.schema import Config
+from mingpt.config.section import Own
 from mingpt.data.mixture import MixedSplit
 from mingpt.data.source import EvalSplit, SampledSplit, Source, sampled_split
 from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE, LanguageModel
 from mingpt.model.sampling import generate_stream
-from mingpt.observe.events import Evaluated, Evaluating, Sampled, TasksEvaluated
+from mingpt.observe.events import Evaluated, Evaluating, Sampled
 from mingpt.snapshot.format import Metrics
-from mingpt.train import tasks
 from mingpt.train.context import StepContext
 from mingpt.train.stats import StepStats
 from mingpt.world.world import Progress, World, share
@@ -161,9 +161,14 @@ def count_answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor,
 
 def sample_prompt(config: Config, vocabulary: Vocabulary) -> tuple[TextVocabulary, list[int]]:
     """The vocabulary of train.sample_every's texts, and what they begin with. Raises UserError if there can be none."""
-    text, prompt = tasks.text_of("train.sample_every", config, vocabulary), config.train.sample_prompt or "\n"
+    if isinstance(config.model, Own):
+        raise UserError("train.sample_every: it asks a GPT, and model._target_ names another model: leave it out")
+    if not isinstance(vocabulary, TextVocabulary) or not isinstance(vocabulary, Spelling):
+        kind = vocabulary.to_json()["kind"]
+        raise UserError(f"train.sample_every: the model's tokens are no text (a {kind} vocabulary): leave it out")
+    prompt = config.train.sample_prompt or "\n"
     try:
-        return text, text.encode(prompt)
+        return vocabulary, vocabulary.encode(prompt)
     except UserError as error:
         raise UserError(f"train.sample_prompt={prompt!r}: {error}: set another") from error
 
@@ -186,16 +191,12 @@ def sampled(model: LanguageModel, vocabulary: TextVocabulary, tokens: list[int],
 
 @dataclass
 class Evaluation:
-    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due.
-
-    stop: whether this process is asked to stop.
-    """
+    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due."""
 
     context: StepContext
     config: Config
     source: Source
-    publish: Callable[[Evaluating | Evaluated | TasksEvaluated | Sampled], None]
-    stop: Callable[[], bool]
+    publish: Callable[[Evaluating | Evaluated | Sampled], None]
     best_val_loss: float
     val_loss: float | None = None
 
@@ -204,11 +205,6 @@ class Evaluation:
         train, self.val_loss, phase = self.config.train, None, self.context.hooks.phase
         every, samples = train.eval_every, train.sample_every
         model, world, autocast = self.context.model, self.context.world, self.context.autocast
-        if isinstance(model, LanguageModel) and tasks.due(train, done, last):
-            with phase("evaluation"):
-                event = tasks.after_step(done, model, self.config, self.source.vocabulary, world, autocast, self.stop)
-                if event is not None:
-                    self.publish(event)
         if samples and done % samples == 0 and world.is_main and isinstance(model, LanguageModel):
             with phase("evaluation"):
                 text = sampled(model, *sample_prompt(self.config, self.source.vocabulary), autocast, self.config.seed)

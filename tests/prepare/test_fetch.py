@@ -220,7 +220,6 @@ def test_a_slip_is_a_mistake(arguments: str, tmp_path: Path, monkeypatch: pytest
         ("track=[trackio,wandb]", "trackio wandb"),
         ("data=gpt2 data.path=data/shakespeare.txt", "bpe tensorboard"),
         ("experiment=gpt2_124m data.path=hf://datasets/me/tokens", "bpe hf tensorboard"),
-        ("train.eval_tasks=[hellaswag]", "eval tensorboard"),
         ("model=gpt2 model.init_from=me/model", "hf tensorboard"),
         ("data.tokens=bpe data.tokenizer=me/model", "bpe hf tensorboard"),
         (f"data=mix {MIX}", "bpe s3 tensorboard"),

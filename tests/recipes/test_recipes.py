@@ -229,8 +229,8 @@ def started(name: str, folder: Path, rank: int = 0, gpus: int = 0, **changed: ob
     (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
     shown = ("RUN_DIR", "OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "PET_MAX_RESTARTS")
     printed = " ".join(f'"{variable}=${variable}"' for variable in shown) + ' "PID=$$"'
-    before = 'case "$*" in preflight*) echo "$*"; exit ${PREFLIGHT_ENDS_WITH:-0} ;; esac'
-    for tool in ("torchrun", "mingpt"):
+    before = 'case "$*" in preflight*|export*) echo "$*"; exit ${PREFLIGHT_ENDS_WITH:-0} ;; esac'
+    for tool in ("torchrun", "mingpt", "lm_eval"):
         stub = folder / ".venv/bin" / tool
         stub.write_text(f'#!/bin/sh\n{before}\nprintf "<%s>\\n" "$@" {printed}\nexit 75\n')
         stub.chmod(0o755)
@@ -249,6 +249,7 @@ def started(name: str, folder: Path, rank: int = 0, gpus: int = 0, **changed: ob
         *((name, 1, 10, {}) for name in TEACHING),  # a process for each GPU, unless told otherwise
         *((name, 1, 4, {"NPROC_PER_NODE": "3"}) for name in TEACHING),
         ("evaluate", 0, 0, {"RUN_DIR": "s3://b/run 1", "OPTIONS": "--json --step 3"}),
+        ("evaluate", 0, 0, {"RUN_DIR": "s3://b/run 1", "TASKS": "arc_easy", "OPTIONS": "--limit 3"}),
         ("generate", 0, 0, {"RUN_DIR": "s3://b/run 1", "PROMPT": "-- To be", "OPTIONS": "--tokens 3"}),
         ("prepare", 0, 0, {"SOURCE": "s3://b/*.jsonl", "OPTIONS": "--tokens 10B --field *"}),
         ("nccl-test", 1, 8, {}),
