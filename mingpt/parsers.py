@@ -206,7 +206,7 @@ def generate(parser: Parser) -> None:
 
 
 def evaluate(parser: Parser) -> None:
-    """How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data asks questions.
+    """How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data has labels.
 
     The data are those of the snapshot's config, changed by overrides, and encoded in the snapshot's vocabulary.
     Alone or as one of torchrun's or srun's processes, it prints the same figures.

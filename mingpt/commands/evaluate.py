@@ -44,7 +44,6 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
                 source.validation,
                 world,
                 autocast_for(config, world.device),
-                source.answer_length,
                 byte_lengths(source.vocabulary),
                 seed=config.seed,
                 step=opened.manifest.step,

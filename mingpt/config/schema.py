@@ -15,8 +15,6 @@ from pydantic_core import PydanticCustomError
 from mingpt.config.kinds import Data, Model
 from mingpt.config.section import NO_RESULT, AffectsResult, Own, Section, follows
 
-AUTO = 0  # batch.micro_size=auto, until train/autosize.py has put a number in its place
-
 
 class Run(Section):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -83,16 +81,11 @@ class Batch(Section):
     )
     """Samples in a step, whatever the number of processes."""
     micro_size: int = Field(default=16, ge=1)
-    """Samples computed at a time. Fewer need less memory, and give other bits. auto: chosen at the first start."""
+    """Samples computed at a time. Fewer need less memory, and give other bits."""
     double_at: Annotated[list[int], AffectsResult(lambda batch: bool(batch.get("double_at")))] = Field(default=[])
     """Steps at which the batch doubles, up to global_size: [500,2000] begins with a quarter. So do microbatches."""
     per_process_size: int | None = Field(default=None, ge=1)
     """Samples in a step for each process, in place of global_size. Gives up equal bits across world sizes."""
-
-    @field_validator("micro_size", mode="wrap", json_schema_input_type=int | Literal["auto"])
-    @classmethod
-    def _auto(cls, micro_size: object, validate: Callable[[object], int]) -> int:
-        return AUTO if micro_size == "auto" else validate(micro_size)
 
 
 class Optimizer(Section):

@@ -1,4 +1,4 @@
-"""Evaluates a model on a split or samples all over it: its loss, and its accuracy if the samples have answers.
+"""Evaluates a model on a split or samples all over it: its loss, and its accuracy if the samples have labels.
 
 The figures do not depend on the world size: losses are added along one tree, and counts are whole numbers.
 """
@@ -38,17 +38,17 @@ TEMPERATURE = 0.8  # as `mingpt generate` has it
 
 @runtime_checkable
 class HasLogits(Protocol):
-    """A model whose accuracy can be measured."""
+    """A model whose accuracy can be measured, where the targets are labels: of shape (batch,)."""
 
     def loss_and_logits(self, tokens: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(sum of the losses, number of targets, logits of shape (batch, time, vocabulary))."""
+        """(sum of the losses, number of targets, logits of shape (batch, classes))."""
 
 
 @dataclass(frozen=True)
 class Figures:
     """loss: nats per target; NaN without targets. targets: their number, or the sum of their weights.
 
-    questions: samples that have an answer. right: those answered correctly. spelled: bytes of the targets' text, each
+    questions: samples that have a label. right: those answered correctly. spelled: bytes of the targets' text, each
     by its target's weight.
     parts: of a mixture, each component's own. Its loss as a whole is the mean over all targets, whatever the weights.
     """
@@ -96,7 +96,6 @@ def evaluate(
     split: EvalSplit,
     world: World,
     autocast: Any,
-    answer_length: int = 0,
     byte_lengths: Sequence[int] = (),
     *,
     seed: int,
@@ -105,9 +104,8 @@ def evaluate(
 ) -> Figures:
     """The model's figures on a split of at least one microbatch. Collective: all processes call it and get the same.
 
-    answer_length: see Source; accuracy is measured for models with `loss_and_logits` only. byte_lengths: see Spelling.
-    seed, step: of the run. They seed torch for each microbatch, for models that draw random numbers. publish: called
-    after each microbatch of this process.
+    byte_lengths: see Spelling. seed, step: of the run. They seed torch for each microbatch, for models that draw random
+    numbers. publish: called after each microbatch of this process.
     """
     model.eval()
     lengths, none = torch.tensor([*byte_lengths, 0], device=world.device), torch.zeros((), device=world.device)
@@ -121,9 +119,10 @@ def evaluate(
         targets, right, questions = tensors[1], none, none
         torch.manual_seed(derive("evaluation", seed, step, microbatch))
         with autocast:
-            if answer_length and isinstance(model, HasLogits):
+            if targets.ndim == 1 and isinstance(model, HasLogits):
                 loss, count, logits = model.loss_and_logits(*tensors)
-                right, questions = count_answers(logits, targets, answer_length)
+                labeled = targets != IGNORE
+                right, questions = (labeled & (logits.argmax(-1) == targets)).sum(), labeled.sum()
             else:
                 loss, count = model(*tensors)
         spelled = none
@@ -143,20 +142,6 @@ def summed(rows: Sequence[Sequence[float]], parts: dict[str, Figures] | None = N
     losses, *columns = zip(*rows, strict=True)
     total, (counted, right, asked, length) = tree_sum_of(losses), map(sum, columns)
     return Figures(total / counted if counted else math.nan, counted, int(right), int(asked), length, parts or {})
-
-
-def count_answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """(correct answers, questions) of a microbatch. A sample's answer is its last `length` targets.
-
-    An answer is correct if each of its targets is the likeliest token. Targets of IGNORE are left out; a sample with no
-    other target there is no question.
-    """
-    rows = len(targets)  # labels may be (rows,), with logits (rows, classes)
-    wanted, likeliest = (x.reshape(rows, -1)[:, -length:] for x in (targets, logits.argmax(-1)))
-    counts = wanted != IGNORE
-    questions = counts.any(1)
-    right = questions & ((likeliest == wanted) | ~counts).all(1)
-    return right.sum(), questions.sum()
 
 
 def sample_prompt(config: Config, vocabulary: Vocabulary) -> tuple[TextVocabulary, list[int]]:
@@ -217,7 +202,6 @@ class Evaluation:
                 self.part,
                 world,
                 autocast,
-                self.source.answer_length,
                 self.byte_lengths,
                 seed=self.config.seed,
                 step=done,

@@ -17,7 +17,7 @@ from mingpt.snapshot.store import Store
 from mingpt.train import resume
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from replay_kit import settings_of, train_here
+from replay_kit import RANDOM, settings_of, train_here
 from snapshot_kit import ALONE
 from told import Told
 
@@ -136,7 +136,7 @@ def test_a_key_that_an_older_version_lacked_had_its_default() -> None:
 def test_a_second_experiment_does_not_go_on_with_the_first_ones_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url, how = str(tmp_path / "run"), ("data=sort", "data.val_samples=37")
+    url, how = str(tmp_path / "run"), RANDOM
     store = Store(f"{url}/snapshots")
     train_here(url, *how, "train.max_steps=4")
     assert attempt(settings_of(url, *how, "optimizer.lr=1"), Lifetime()) == USER_ERROR
