@@ -183,12 +183,6 @@ def _store(key: str, url: str) -> Check:
     return Check((key,), lambda *_: problem if endpoint else None)
 
 
-def _audit(c: Config, _: int) -> str | None:
-    if not c.health.audit_every or c.reduce == "exact":
-        return None
-    return "health.audit_every compares single gradients, which reduce=fast never has: take reduce=exact, or 0"
-
-
 def _webhook(c: Config, _: int) -> str | None:
     try:
         url = urlsplit(c.health.notify or "https://none")
@@ -264,7 +258,6 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
         Check(("precision", "world.device"), _tf32),
         Check(("train.attention", "precision", "model.dropout", "world.device"), _fa3),
         Check(("health.notify",), _webhook),
-        Check(("health.audit_every", "reduce"), _audit),
         Check(("profile.steps",), _profile),
         *(_store(key, url) for key, url in {"run.dir": config.run.dir, **config.data.places()}.items()),
         *(Check(("track", "run.dir"), partial(_tracker, name, trains)) for name in config.track or ()),

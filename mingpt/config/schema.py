@@ -196,8 +196,6 @@ class Health(Section):
     """How often a run that has diverged goes back to a snapshot and leaves out the skipped batches; then exit 64."""
     hang_seconds: Annotated[float, NO_RESULT] = Field(default=300, ge=0, le=86400)
     """The run hangs if no process has read a microbatch or entered a collective for so long; then exit 70. 0: never."""
-    audit_every: Annotated[int, NO_RESULT] = Field(default=0, ge=0)
-    """Each process computes a microbatch of another again every so many steps, to find sick machines. 0: never."""
     straggler_ratio: Annotated[float, NO_RESULT] = Field(default=1.5, ge=0)
     """Name a process whose microbatches, or their data, take this many times as long as the median. 0: never."""
     notify: Annotated[str | None, NO_RESULT] = None

@@ -97,10 +97,10 @@ def test_a_step_under_the_lens(tmp_path: Path) -> None:
     train_here(f"{tmp_path}/run", "data=sort", "data.val_samples=37", "train.max_steps=5")
     with replay(f"{tmp_path}/run", 5) as run:
         run.prepare()
-        _, outputs = look(run.bench, 4)
+        _, largest = look(run.bench, 4)
         before = {name: p.detach().clone() for name, p in run.bench.context.model.named_parameters()}
         figures = run.advance().figures
-        found = layers(run.bench, before, figures, outputs)
+        found = layers(run.bench, before, figures, largest)
     assert sum(x.gradient**2 for x in found) ** 0.5 == pytest.approx(figures.grad_norm, rel=1e-5)
     assert all(x.update > 0 and x.activation > 0 for x in found)
 

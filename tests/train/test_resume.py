@@ -66,7 +66,7 @@ def test_each_other_key_affects_the_result() -> None:
         "optimizer.reference_batch optimizer.shard optimizer.momentum schedule.cooldown_steps",  # momentum: but of muon
         "optimizer.ema batch.double_at",  # where there is none: runs of before keep their names
         "health.spike_window health.max_skips",  # where there is no window, or no rollback
-        "health.hang_seconds health.audit_every health.straggler_ratio health.notify profile.steps track observers",
+        "health.hang_seconds health.straggler_ratio health.notify profile.steps track observers",
         "model.init_from data.workers data.path data.tokenizer data.cache_dir data.cache_timeout_seconds",
     }
     of_text = {k for k in keys({}) if k.partition(".")[0] not in ("run", "world", "snapshot", "launch", "resume")}
