@@ -115,6 +115,6 @@ def add_siblings(sums: Mapping[Subtree, Tensor], parents: Mapping[tuple[Subtree,
 
 
 def sum_on_device(values: Tensor) -> Tensor:
-    """The sum along the tree of M values in one tensor, with the bits of `tree_sum_of`. Does not wait for the device."""
+    """The sum along the tree of M values in one tensor, with the bits of `tree_sum_of`. Waits for no device."""
     [total] = add_siblings({(m, m + 1): value for m, value in enumerate(values.unbind())}, parents(len(values)))
     return total

@@ -13,11 +13,11 @@ from config_kit import configured
 from mingpt.compute.batches import BatchPlan, derive
 from mingpt.compute.numerics import NUMERICS, changes, cpu_vendor, fingerprint, probe
 from mingpt.compute.optimizer import schedule_factor, sums_of_squares
+from mingpt.compute.stats import StepStats
 from mingpt.compute.tree import tree_sum_of
 from mingpt.config.imports import imported_sha256
 from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.train.factory import build
-from mingpt.train.stats import StepStats
 from update_kit import sums_of, update_of
 
 CPU = torch.device("cpu")
