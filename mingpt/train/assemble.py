@@ -33,11 +33,11 @@ from mingpt.train.bad_steps import BadSteps
 from mingpt.train.context import ALONE, Hooks, StepContext, make_context
 from mingpt.train.evaluation import Evaluation, evaluated_part
 from mingpt.train.factory import buffer_check, give_memory, prepare, try_out, why_no_graph
+from mingpt.train.figures import DelayedRead
 from mingpt.train.graphs import RECORDERS, Graphs
 from mingpt.train.loop import Run
 from mingpt.train.origin import another_running, claim_attempt, restore
 from mingpt.train.reporter import Reporter, begin_snapshots, open_observers
-from mingpt.train.stats import DelayedRead
 from mingpt.world import liveness
 from mingpt.world.clock import awake_and_asleep
 from mingpt.world.lifetime import Lifetime

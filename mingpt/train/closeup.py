@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mingpt.model.language import IGNORE, LanguageModel
 from mingpt.train.bench import Bench
-from mingpt.train.stats import Figures
+from mingpt.train.figures import Figures
 
 LAYER = re.compile(r"(.*?\.\d+)\..+")
 

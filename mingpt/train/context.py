@@ -14,12 +14,11 @@ from mingpt.compute.exchange import narrow_names, pack
 from mingpt.compute.guard import Range, merged
 from mingpt.compute.optimizer import Method, Rule, Update, muon_names, roles, rules, trainable
 from mingpt.compute.reduction import ExactReduction, FastReduction
+from mingpt.compute.stats import Flags, StatsExchange
 from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
-from mingpt.snapshot.checkpointer import Flags
 from mingpt.snapshot.format import SharedState
-from mingpt.train.stats import StatsExchange
 from mingpt.world.world import World
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute.batches import derive
+from mingpt.compute.stats import StepStats
 from mingpt.compute.tree import tree_sum_of
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
@@ -26,7 +27,6 @@ from mingpt.model.sampling import generate_stream
 from mingpt.observe.events import Evaluated, Evaluating, Sampled
 from mingpt.snapshot.format import Metrics
 from mingpt.train.context import StepContext
-from mingpt.train.stats import StepStats
 from mingpt.world.world import Progress, World, share
 
 SAMPLE_TOKENS, SAMPLE_SECONDS = 128, 20.0  # of a text at most, for which the other processes wait

@@ -23,7 +23,7 @@ from mingpt.history.history import Bits, History, Stretch
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.reader import read
 from mingpt.train.bench import Bench, Saved
-from mingpt.train.stats import Figures
+from mingpt.train.figures import Figures
 from mingpt.weights.reading import start_from
 from mingpt.world.env import Env
 from mingpt.world.joining import join

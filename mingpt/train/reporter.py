@@ -44,7 +44,7 @@ from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.train.context import StepContext
 from mingpt.train.evaluation import evaluated_part
-from mingpt.train.stats import Figures
+from mingpt.train.figures import Figures
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
 

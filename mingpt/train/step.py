@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mingpt.compute.stats import StepStats
 from mingpt.train.context import StepContext
 from mingpt.train.graphs import Graphs
-from mingpt.train.stats import StepStats
 
 
 def train_step(

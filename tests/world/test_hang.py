@@ -34,7 +34,7 @@ HANGS = {
     "does not answer": ({0: report(12), 1: report(12, host="n2")}, {1}),
     "has never answered": ({0: report(12)}, {2}),
     "has left one out": (
-        {0: report(11), 1: report(10, "train/stats.py:70", "n2", recent=SKIPPED), 2: report(11)},
+        {0: report(11), 1: report(10, "compute/stats.py:70", "n2", recent=SKIPPED), 2: report(11)},
         set(),
     ),
     "all of nine": ({r: report(12, f"data/shards.py:{r}") for r in range(9)}, set()),
