@@ -67,6 +67,8 @@ def _runs(url: str) -> list[Run]:
                 if NOTHING not in str(error):  # the others are shown
                     complain(str(error))
         if not runs:
+            if NOTHING not in str(none):
+                raise
             raise UserError(f"{without_secrets(url)}: neither a run nor a folder of runs: check the spelling") from none
         return runs
 
@@ -78,6 +80,7 @@ def _of_run(run: Run) -> Node:
     if parent := run.past.parent:
         text += f"; forked from {parent.run} after step {parent.step:,}"
         text += f", with other {', '.join(parent.keys)}" if parent.keys else ""
+    text += f"; on {run.disk}'s disk alone" if run.disk else ""
     attempts = [_of_attempt(run, a, there, aside) for a in run.attempts]
     known = {a.attempt for a in run.attempts}
     first = [_of_snapshot(m) for m in there if m.attempt not in known]
@@ -85,6 +88,7 @@ def _of_run(run: Run) -> Node:
         "run": run.name,
         "dir": run.past.url,
         "step": run.last_step,
+        "disk": run.disk,
         "parent": asdict(parent) if parent else None,
         "snapshots": [node.about for node in first],
         "attempts": [node.about for node in attempts],

@@ -15,6 +15,7 @@ from mingpt.console import columns, counted, say, say_json
 from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
 from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.snapshot.attempts import parent_of
+from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.lineage import rewind, undo
 from mingpt.snapshot.reader import (
@@ -273,6 +274,7 @@ def rewind_command(options: Options) -> int:
         raise UserError("give one step to go back to, as RUN@9000 or with --step, or --undo without a step")
     store = Store(options.snapshots or f"{url}/{SNAPSHOTS}", "URL")
     if not store.folders():
+        refuse_elsewhere(url)
         raise UserError(
             f"{store.url}: no snapshot is there: give a run's directory, and with --snapshots the place of its "
             f"snapshots if snapshot.dir was set"

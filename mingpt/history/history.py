@@ -1,6 +1,6 @@
 """A run's past, read once: its attempts, the line that leads to the newest one, its snapshots, and what it recorded.
 
-Replay, diff, audit, log and report are views of it. A run's files may come from anybody, and are only read.
+Replay, diff, log and report are views of it. A run's files may come from anybody, and are only read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,7 @@ from mingpt.observe.ledger import Account, accounts, kept_until
 from mingpt.observe.trace import Records, in_order, read_trace
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import NO_END, REWIND, Parent, Record, line_of, parent_of, records, segments
+from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.lineage import is_on, rewound
 from mingpt.snapshot.reader import read_manifest, run_dir_of
@@ -85,9 +86,10 @@ class History:
         """Raises UserError if nothing of a run is there, or no such attempt."""
         found = cls(url, attempt, snapshots)
         if not (found.steps or found.claims):
+            refuse_elsewhere(found.folder)
             raise UserError(
                 f"{found.url}: {NOTHING}: check the spelling; give a run's directory, such as those that "
-                f"`mingpt snapshots list FOLDER` shows in a folder of runs; to replay or audit a run that has set "
+                f"`mingpt snapshots list FOLDER` shows in a folder of runs; to replay a run that has set "
                 f"snapshot.dir, give --snapshots, too"
             )
         if attempt is not None and attempt not in found.claims:

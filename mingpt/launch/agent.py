@@ -103,7 +103,7 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
-            self.ending, self._ended_workers = Ending.of(result.failures), self._pcontext
+            self.ending, self._ended_workers = Ending.of(result.failures.values()), self._pcontext
             self._set_remaining_restarts(self.ending)
         return result
 
@@ -148,8 +148,7 @@ class Agent(LocalElasticAgent):
         if self._pcontext is None or self._pcontext is self._ended_workers:
             return
         if ended := self._pcontext.wait(0):
-            ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
-            self.ending = Ending.of({ranks[local]: failure for local, failure in ended.failures.items()})
+            self.ending = Ending.of(ended.failures.values())
 
 
 class Forked(SubprocessHandler):

@@ -1,7 +1,8 @@
 """How a launch ended: the exit code and the reason, from what the workers left and what torchrun raised."""
 
 import signal
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch.distributed import DistNetworkError, DistStoreError
@@ -44,17 +45,17 @@ class Ending:
     reasons: list[str]
 
     @classmethod
-    def of(cls, failures: Mapping[int, ProcessFailure]) -> "Ending":
-        """failures: by rank, as torch's agent reports them."""
-        reasons = {rank: _reason(failure) for rank, failure in failures.items()}
+    def of(cls, failures: Iterable[ProcessFailure]) -> "Ending":
+        """failures: as torch's agent reports them."""
 
-        def order(rank: int) -> tuple[bool, bool, int]:
-            code = failures[rank].exitcode
+        def order(failure: ProcessFailure) -> tuple[bool, bool, int]:
+            code, local_rank = failure.exitcode, failure.local_rank
             # Consequences last: workers that lost a peer, and workers that the agent has asked to stop.
-            return code != USER_ERROR, LOST_PEER in reasons[rank] or code in (STOPPED, -signal.SIGTERM), rank
+            return code != USER_ERROR, LOST_PEER in _reason(failure) or code in (STOPPED, -signal.SIGTERM), local_rank
 
-        ranks = sorted(reasons, key=order)
-        return cls([failures[rank].exitcode for rank in ranks], [f"process {rank}: {reasons[rank]}" for rank in ranks])
+        # Not by torchrun's rank: the processes may have given themselves others (world/joining.py).
+        host, ended = socket.gethostname(), sorted(failures, key=order)
+        return cls([f.exitcode for f in ended], [f"process {f.local_rank} of {host}: {_reason(f)}" for f in ended])
 
     def code(self, asked: bool = False) -> int:
         """The launch's exit code if no further attempt follows. asked: whether this agent was asked to stop."""

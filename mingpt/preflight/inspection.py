@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from multiprocessing.pool import AsyncResult
@@ -14,11 +15,11 @@ from pydantic import TypeAdapter
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.launch.torchrun import Torchrun
-from mingpt.preflight import compare, links, machine, meeting, places
+from mingpt.preflight import compare, fabric, links, machine, meeting, places
 from mingpt.preflight.finding import Finding, Level, Report, exit_code, findings_of
 from mingpt.preflight.helper import Helper, Unreached, answer
 from mingpt.preflight.links import LIMIT, Echo
-from mingpt.preflight.messages import FINDINGS, MET, NODES, PLACES, RESULTS, T, read
+from mingpt.preflight.messages import FINDINGS, MET, NODES, PLACES, RESULTS, SEEN, T, read
 from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.platforms import find_placement
@@ -68,6 +69,7 @@ class Inspection:
                 self._add("unreachable", "nodes", str(error), "see what its log says")
             # Report what this node has found alone.
             self.rank, about = 0, self._about_me(0)
+            self.mine += machine.disk(self.config, about["facts"])
             self._check_place()
             return self._report([about], self.mine, [])
         finally:
@@ -206,13 +208,22 @@ class Inspection:
             self._add("warning", "run.dir", text, "never start two runs in one run.dir, or choose another store")
         return conditional is not None
 
-    def _check_seen(self, writers: dict[str, str]) -> None:
-        """Whether this node sees what the others wrote into run.dir. writers: host by identity."""
-        seen = self._of_place(self.files.ask(places.see, *self.places[0]))
-        unseen = [host for identity, host in writers.items() if seen is not None and identity not in seen]
-        if unseen:
-            advice = "give a run.dir that all nodes share: a bucket, or a folder on a shared file system"
-            self._add("problem", "run.dir", f"what {', '.join(unseen)} wrote into run.dir is not seen here", advice)
+    def _find_home(self, nodes: list[dict[str, Any]], told: Sequence[dict[str, Any] | None]) -> list[str]:
+        """Where the run will live, in a note if one node has it alone. What is wrong is told by the head.
+
+        told: what each node has told of the places, by rank.
+        """
+        known, keepers, note = [one for n in nodes if (one := told[n["rank"]])], nodes, ""
+        try:
+            if len(known) == len(nodes):  # else something has been found to be wrong
+                ranks, note = answer(self.files.ask(places.home, self.config, known), PLACE_SECONDS)
+                keepers = [nodes[rank] for rank in ranks]
+        except (UserError, TransientError) as error:
+            keepers = []
+            self.mine += findings_of(error, self.name, "run.dir") if self.rank == 0 else []
+        for node in keepers if self.rank == 0 else ():
+            self.mine += machine.disk(self.config, node["facts"])
+        return [note] if note else []
 
     # --- all nodes ---
 
@@ -229,8 +240,10 @@ class Inspection:
         told = self._gather(PLACES, [clock, written, self.identity, self.name], LINKS_SECONDS + PLACE_SECONDS)
         assert told[0] is not None
         self.mine += compare.clock(self.name, told[0][0] - clock, head)
-        if written:
-            self._check_seen({identity: host for _, wrote, identity, host in filter(None, told) if wrote})
+        writers = {identity: host for _, wrote, identity, host in filter(None, told) if wrote}
+        looking = self.files.ask(places.look, self.places, self.config, self.identity, writers)
+        seen = self._gather(SEEN, self._of_place(looking) if written else None, PLACE_SECONDS)
+        notes = self._find_home(nodes, seen)
         found = self._gather(FINDINGS, [vars(f) for f in self.mine], PLACE_SECONDS)
         whole = [n for n in nodes if found[n["rank"]] is not None]
         findings = [f for of_node in found for f in of_node or ()] + compare.alike([n["facts"] for n in whole])
@@ -243,16 +256,35 @@ class Inspection:
         level: Level = "unreachable" if len(nodes) < self.node.least else "warning"
         addresses = self.placement.addresses if self.placement else ()
         findings += compare.absent(missing, level, addresses, head, self.node.port, self.seconds)
-        notes: list[str] = []
         if self.node.most > 1:
             for n in (n for n in whole if n["environment"] is not None):
                 sets = " ".join(f"{k}={v}" for k, v in n["environment"].items())
                 notes.append(f"{n['facts']['host']} sets {sets or 'nothing: all is set'}")
             if len(whole) == self.node.most and exit_code(findings) == FINISHED:
                 notes += self._reduce(whole, findings)
+                notes += self._measure_fabric(whole, findings)
             with suppress(Unreached, OSError):
                 answer(self.store.ask(meeting.leave), 2 * meeting.SLACK_SECONDS)
         return self._report(whole, findings, notes)
+
+    def _measure_fabric(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
+        """A line about NCCL on each node, where all have GPUs; what is wrong with it is added to `findings`."""
+        if self.config.world.backend == "gloo" or not all(node["facts"]["nccl"] for node in nodes):
+            return []
+        try:
+            measured = answer(self.store.ask(fabric.measure), fabric.SECONDS)
+            results = self._gather(RESULTS, measured, fabric.SECONDS)
+        except (Unreached, OSError) as error:  # nothing comes after this that needs a helper that hangs
+            findings.append(Finding("warning", self.name, "nccl", f"no all-reduce over NCCL ({error})", fabric.ADVICE))
+            return []
+        notes = list[str]()
+        for node, result in zip(nodes, results, strict=True):
+            facts = node["facts"]
+            notes.append(f"NCCL on {facts['host']}: {result or 'no answer'}")
+            if facts["infiniband"] and fabric.TCP in str(result):
+                text = f"NCCL takes TCP, and not {', '.join(facts['infiniband'])}"
+                findings.append(Finding("warning", facts["host"], "nccl", text, fabric.ADVICE))
+        return notes
 
     def _reduce(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
         """A line about the speed of an all-reduce; nodes where it failed are added to `findings`."""

@@ -16,9 +16,10 @@ from mingpt.command import code_of, expanded
 from mingpt.config import compose
 from mingpt.config.checks import HUB_KEYS
 from mingpt.config.schema import Config
-from mingpt.console import ended, say
+from mingpt.console import complain, ended, say
 from mingpt.errors import FINISHED, UserError
 from mingpt.gone import VARIABLES
+from mingpt.snapshot.elsewhere import alone
 from mingpt.storage import EXTRAS
 
 
@@ -28,10 +29,7 @@ def extras(config: Config) -> set[str]:
     stores = {EXTRAS[scheme] for scheme in schemes if scheme in EXTRAS}
     # Without `track`, curves go to TensorBoard where it is installed: it is, where set-up has been.
     trackers = {"tensorboard"} if config.track is None else {*config.track}
-    found = config.data.extras() | stores | trackers
-    if config.train.eval_tasks:
-        found.add("eval")
-    return found
+    return config.data.extras() | stores | trackers
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -45,22 +43,19 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def check_machines(config: Config, environment: Mapping[str, str]) -> None:
-    """Raise UserError if SkyPilot's machines can't share run.dir, or the recipe's user has set a variable that is gone.
+    """Say so if one of SkyPilot's machines will have run.dir alone.
 
     Each cloud VM has a disk of its own. Slurm's nodes share a home. An absolute path may be a mount: the nodes compare
-    what they see there before training.
+    what they see there before training. Raises UserError if the recipe's user has set a variable that is gone.
     """
     nodes = environment.get("SKYPILOT_SETUP_NODE_IPS", "").split()
     problems = [
         f"{name}={environment[name]}: {use}" for name, use in VARIABLES.items() if nodes and environment.get(name)
     ]
-    home = environment.get("SKY_RUNTIME_DIR") or environment.get("HOME", "")
+    home, run_dir = environment.get("SKY_RUNTIME_DIR") or environment.get("HOME", ""), config.run.dir
     on_slurm = environment.get("SLURM_JOB_ID") or Path(home, ".sky/.sky_slurm_cluster").exists()
-    if len(nodes) > 1 and not on_slurm and "://" not in config.run.dir and not Path(config.run.dir).is_absolute():
-        problems.append(
-            f"run.dir={config.run.dir} is a folder on each node's own disk: give {len(nodes)} nodes a bucket or a "
-            f"shared mount (--env RUN_DIR=s3://bucket/run1), or take one node (sky down, then --num-nodes 1)"
-        )
+    if len(nodes) > 1 and not on_slurm and "://" not in run_dir and not Path(run_dir).is_absolute():
+        complain(f"WARNING: {alone(run_dir, 'one node')}")
     if problems:
         raise UserError(*problems)
 

@@ -90,6 +90,7 @@ def facts(run: Run) -> dict[str, str]:
         "validated on": None if tokens is None or share is None else f"{tokens:,.0f} tokens, {share:.1%} of the split",
         "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
         "machine": f"{kind(last)} {last.host}".strip() if last and kind(last) else None,
+        "disk": f"{run.disk}'s alone: without that machine the run is lost" if run.disk else None,
         "wall time": duration(run.ledger.wall) if run.ledger else None,
         "cost": f"{cost:,.2f}" if run.ledger and (cost := run.ledger.cost()) is not None else None,
     }

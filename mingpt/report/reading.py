@@ -49,6 +49,12 @@ class Run:
     def name(self) -> str:
         return self.manifest.run if self.manifest else self.past.folder.rstrip("/").rpartition("/")[2]
 
+    @property
+    def disk(self) -> str:
+        """The host whose disk alone has the run, as the newest snapshot says; "" if there is none."""
+        found = self.manifest.history[-1].get("disk") if self.manifest and self.manifest.history else None
+        return found if isinstance(found, str) else ""
+
     @cached_property
     def attempts(self) -> list[Account]:
         """With rewinds; of those without an account, they hold what else is known."""

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from mingpt.compute.stats import Flags
 from mingpt.config.schema import Config
 from mingpt.errors import Damaged, SnapshotFailed, TransientError, Unreadable, UserError
 from mingpt.snapshot import attempts, hot
@@ -26,21 +27,6 @@ from mingpt.world.world import World
 Content = tuple[SharedState, Metrics]
 HOT_SECONDS = 5  # the least time to wait for the hot snapshot in flight
 SPARE_SECONDS = 60  # a wait for other processes is longer by this than anything that they may be waiting for
-
-
-@dataclass(frozen=True)
-class Flags:
-    """What each process tells the others with every step's statistics; and what at least one of them has told.
-
-    stop: asked to stop. due: snapshot.every_seconds are over. busy, hot_busy: a snapshot of that tier can't start now.
-    broken: this process can't write durable snapshots any more.
-    """
-
-    stop: bool = False
-    due: bool = False
-    busy: bool = False
-    hot_busy: bool = False
-    broken: bool = False
 
 
 def newest(config: Config) -> int:

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from mingpt.errors import UserError
 from mingpt.folder import Folder
-from mingpt.redact import printable
+from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.attempts import Count
 
 ELSEWHERE, LONGEST = "elsewhere.json", 4096  # its bytes
@@ -48,6 +48,15 @@ def read_marker(run_dir: str) -> Marker | None:
             f"{folder.shown}: {ELSEWHERE} says on which machine this run is, and can't be read: look at it; without "
             f"it, a start may begin a second run"
         ) from error
+
+
+def refuse_elsewhere(run_dir: str) -> None:
+    """Raise UserError if the run is on another node's disk. Called where nothing else of it is here."""
+    if marker := read_marker(run_dir):
+        raise UserError(
+            f"{without_secrets(run_dir)}: this run is on {printable(marker.host)}'s disk (step {marker.step} when last "
+            f"seen): give this command on that machine, or copy the folder from there"
+        )
 
 
 def remove_marker(run_dir: str) -> None:

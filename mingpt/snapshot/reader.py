@@ -13,6 +13,7 @@ from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.folder import Folder
 from mingpt.localfile import T
 from mingpt.redact import printable, without_secrets
+from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import METRICS, SNAPSHOTS, STEP_FOLDER, Store
@@ -184,6 +185,7 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
         if steps := store.steps() if committed else store.folders():
             break
     else:
+        refuse_elsewhere(run_dir_of(url))
         cure = "check the spelling; give a run's directory, its snapshots folder, or a step's folder"
         if any(store.steps() for _, store in runs_below(url)):
             cure = f"`mingpt snapshots list {without_secrets(url)}` shows the runs in there: give one of them"

@@ -153,7 +153,8 @@ class Footprint:
     """Bytes of the process that needs most. steady: all the time. phases: of a step; only the largest counts.
 
     parts: of the phases. snapshots: copies for snapshots, and the parts being written. These are in the machine's
-    memory, never in a GPU's. hot: two hot snapshots, of each node.
+    memory, never in a GPU's. hot: two hot snapshots, of each node. network: what travels between the nodes if one of
+    them alone has the run's disk.
     """
 
     steady: dict[str, int]
@@ -161,6 +162,7 @@ class Footprint:
     parts: dict[str, int]
     snapshots: dict[str, int]
     hot: dict[str, int]
+    network: dict[str, int]
 
     @property
     def step(self) -> int:
@@ -229,6 +231,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int, graph
         },
         snapshots=_snapshots(config, model, moments, slices, processes, per_node),
         hot={config.snapshot.hot_dir: 2 * (weights + whole)} if config.snapshot.hot_every_steps else {},
+        network=_network(config, processes, per_node, moments if slices > 1 else 0, weights + whole),
     )
 
 
@@ -254,13 +257,24 @@ def _snapshots(
     def share_of_parts(size: int, writers: int) -> int:
         return min(size, -(-size // (part * writers)) * part)
 
-    tiers = {"durable": processes} | ({"hot": per_node} if config.snapshot.hot_every_steps else {})
+    # A folder may be on one node's disk; then that node's processes write all.
+    tiers = {"durable": processes if "://" in config.snapshot.dir else per_node}
+    tiers |= {"hot": per_node} if config.snapshot.hot_every_steps else {}
     copies = {f"copy for {tier} snapshots": share_of_parts(whole, n) + own for tier, n in tiers.items()}
     if own:  # slices come from all processes, are put together, and wait to be written
         writers = min(tiers.values())
         ahead = max(2, PARALLEL_PARTS // writers) * part
         copies["parts being written"] = min(ahead, share_of_parts(moments * slices, writers))
     return copies
+
+
+def _network(config: Config, processes: int, per_node: int, slice_: int, state: int) -> dict[str, int]:
+    """slice_: bytes of a process's slice; 0: each has all. state: of all."""
+    others = processes - per_node
+    if not others or "://" in config.snapshot.dir:
+        return {}
+    # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
+    return {"to the run's node, with each snapshot": others * slice_, "from there, with each start": others * state}
 
 
 def changed(config: Config, key: str, value: object) -> Config:

@@ -1,5 +1,7 @@
 """What the agent decides when its workers have ended: of what other nodes wait for, and of signals that come late."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,11 +9,16 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousHandler
 from torch.distributed.launcher.api import LaunchConfig
 
+from config_kit import configured
 from mingpt.errors import CRASHED, STOPPED
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
 from mingpt.launch.watchdog import RendezvousWatchdog
+from mingpt.snapshot.checkpointer import newest
+from mingpt.snapshot.elsewhere import Marker
+from mingpt.snapshot.store import Store
 from mingpt.world.lifetime import Lifetime
+from snapshot_kit import save
 
 
 class Answers(RendezvousHandler):
@@ -74,3 +81,19 @@ def test_only_attempts_in_a_row_without_a_new_snapshot_are_counted() -> None:
         own._remaining_restarts = max(0, counts[-1] - 1)  # as torch's loop does
     assert counts == [2, 3, 2, 3, 2, 1, 0]
     assert ["2 of 3" in line for line in said] == [False] * 5 + [True]
+
+
+def test_an_agent_without_the_runs_disk_hears_of_the_steps_by_its_marker(tmp_path: Path) -> None:
+    """Two nodes with disks of their own: node a has the run, node b its marker. Neither gives up while it goes on."""
+    nodes = {name: configured(f"run.dir={tmp_path / name}", "snapshot.hot_every_steps=0") for name in "ab"}
+    agents = {name: an_agent(Answers(0), partial(newest, config)) for name, config in nodes.items()}
+    left: dict[str, list[int]] = {name: [] for name in "ab"}
+    for step in (0, 5, 9, 9, 9, 9):
+        if step > max(Store(nodes["a"].snapshot.dir).steps(), default=0):
+            save(Store(nodes["a"].snapshot.dir), step)
+        Marker("a" * 32, "a", 1, step).write(nodes["b"].run.dir)
+        for name, own in agents.items():
+            own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
+            left[name].append(own._remaining_restarts)
+            own._remaining_restarts = max(0, left[name][-1] - 1)
+    assert left["a"] == left["b"] == [2, 3, 3, 2, 1, 0]

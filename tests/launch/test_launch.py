@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 import torch
@@ -110,17 +111,17 @@ def test_the_worst_and_first_cause_of_an_ending_has_the_word(
     monkeypatch: pytest.MonkeyPatch,
     told: Told,
 ) -> None:
-    failures = {}
+    failures = list[ProcessFailure]()
     for rank, (end, words) in enumerate(ends):
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file := tmp_path / f"error-{rank}.json"))
         if words:
             leave_reason(words)
-        failures[rank] = ProcessFailure(local_rank=rank, pid=1, exitcode=end, error_file=str(file))
+        failures.append(ProcessFailure(local_rank=rank, pid=1, exitcode=end, error_file=str(file)))
     ending = Ending.of(failures)
     assert ending.code(asked) == code
     if cause is not None:
-        assert ending.reasons[0].startswith(f"process {cause}: ")
-        told(ending.reasons[0])
+        assert ending.reasons[0].startswith(f"process {cause} of {gethostname()}: ")
+        told(ending.reasons[0], gethostname())
 
 
 ERRORS: dict[str, tuple[Exception, int]] = {

@@ -18,7 +18,9 @@ from mingpt.preflight import compare, messages
 from mingpt.preflight.finding import Finding, exit_code, findings_of
 from mingpt.preflight.helper import Unreached
 from mingpt.preflight.machine import source_sha256
+from mingpt.snapshot.elsewhere import Marker
 from net_kit import Net, hosts, needs_hosts
+from report_kit import Made
 from store_kit import HIDDEN, Stores
 from told import Told
 
@@ -50,6 +52,17 @@ class Nodes:
         file = self.net.hosts_file("b")
         file.write_text(file.read_text().replace("10.98.0.11 a", name))
 
+    def own_disks(self, holder: str = "") -> None:
+        """That of b is too small for the snapshots. holder: the host that has the run."""
+        self.net.small_disk("b", self.run_dir, "20m")
+        Made(self.folder / "held").claim(1, 0)
+        if holder:
+            assert self.net.run(holder, ["cp", "-r", f"{self.folder}/held/.", str(self.run_dir)]).returncode == 0
+
+    def missing(self) -> None:
+        self.own_disks()
+        Marker("a" * 32, "c", 2, 1200).write(str(self.run_dir))
+
     def no_power(self) -> None:
         self.net.cut("a")
         self.on = ("b",)
@@ -57,9 +70,11 @@ class Nodes:
 
 FAULTS: dict[str, Callable[[Nodes], object]] = {
     "none": lambda n: None,
-    "a run directory that is not shared": lambda n: n.net.small_disk("b", n.run_dir, "100m"),
+    "the run is on b's disk": lambda n: n.own_disks("b"),
 }
 MORE: dict[str, Callable[[Nodes], object]] = {  # nightly
+    "disks of their own": Nodes.own_disks,
+    "the run is on a machine that is missing": Nodes.missing,
     "the head's port is closed": lambda n: n.net.close_port("a", 29500),
     "large packets are lost": lambda n: n.net.swallow("b"),
     "other ports are closed": lambda n: n.net.close_port("a", "29501-65534"),
@@ -81,7 +96,11 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 def test_each_fault_is_told_on_each_host(fault: str, nodes: Nodes, told: Told) -> None:
     (FAULTS | MORE)[fault](nodes)
     done = nodes.check()
-    text = "".join(f"{h}, exit code {code}:\n" + "\n".join([*shown(out), ""]) for h, (code, out) in done.items())
+    text = "".join(
+        f"{h}, exit code {code}:\n"
+        + "\n".join([*(n for n in json.loads(out)["notes"] if "disk" in n), *shown(out), ""])
+        for h, (code, out) in done.items()
+    )
     told(re.sub(r"only .*?:|2\.\S+ on a:", "…:", text), nodes.run_dir)  # interfaces, a version
     if fault == "none":
         a, b = (n["environment"] for n in json.loads(done["a"][1])["nodes"])

@@ -160,6 +160,19 @@ def test_the_page_of_a_run(tmp_path: Path, page_of: PageOf, told: Told) -> None:
     assert page == page_of(f"{tmp_path}/run")
 
 
+def test_the_page_and_the_log_say_that_one_machine_has_the_run(page_of: PageOf) -> None:
+    """As the newest attempt found it: a run may have been copied into a bucket meanwhile."""
+    for disks, alone in (((None, "n3"), "n3"), (("n3", None), "")):
+        made = Made(Path(alone or "copied")).attempt(1, 0, 1).attempt(2, 1, 2, parent=1)
+        made.history = [
+            entry | ({"disk": disk} if disk else {}) for entry, disk in zip(made.history, disks, strict=True)
+        ]
+        made.snapshot(2)
+        assert ("n3's alone" in shown(page_of(str(made.folder)))) == bool(alone)
+        assert (f"; on {alone}'s disk alone" in mingpt("log", made.folder)) == bool(alone)
+        assert mingpt.json("log", made.folder)[0]["disk"] == alone
+
+
 @pytest.mark.filterwarnings("error")
 def test_numbers_that_are_not_finite_survive(page_of: PageOf) -> None:
     values = [math.nan, math.inf, 1e308, -1e308] * 100

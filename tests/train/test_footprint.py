@@ -78,3 +78,16 @@ def test_a_graph_keeps_the_memory_of_a_microbatch_beside_all_others() -> None:
     assert footprint(fast, model, 2, 2, graphs=True) == footprint(fast, model, 2, 2)
     alone = changed(config, "batch.global_size", 4)  # one microbatch: its gradients are copied, as the sums
     assert footprint(alone, model, 1, 1, graphs=True).step == max(g, model.evaluation)
+
+
+def test_one_nodes_disk_gets_the_slices_of_the_others_and_sends_every_process_all() -> None:
+    """Two nodes of two processes. A bucket gets all from each."""
+    config, bucket = configured(*SMALL), configured(*SMALL, "run.dir=s3://bucket/run")
+    model = look_at(config)
+    state = 3 * 4 * model.parameters  # weights and two moments
+    quarter = -(-2 * 4 * model.parameters // 4)  # of the moments
+    sent, fetched = footprint(config, model, 4, 2).network.values()
+    assert (sent, fetched) == (2 * quarter, 2 * state)
+    whole = footprint(changed(config, "optimizer.shard", False), model, 4, 2).network
+    assert [*whole.values()] == [0, 2 * state]
+    assert footprint(bucket, model, 4, 2).network == footprint(config, model, 2, 2).network == {}
