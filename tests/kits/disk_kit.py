@@ -32,7 +32,6 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train import loop
 from mingpt.train.context import StepContext
-from mingpt.train.stats import StepStats
 from mingpt.world import joining
 from mingpt.world.world import World
 from node_kit import wait_until
@@ -184,7 +183,7 @@ def _on_machine(namespaces: list[str], disk: str, umask: int, killed_after: int 
         print(SHAPE.format(rank=made.rank, shape=made.shape), file=sys.stderr, flush=True)
         return made
 
-    def step_or_end(context: StepContext, done: int, *rest: Any) -> StepStats:
+    def step_or_end(context: StepContext, done: int, *rest: Any) -> Any:
         if done == killed_after:
             hot = f"/dev/shm/mingpt-*/*/step-{done:09d}/{MANIFEST}"
             wait_until(lambda: glob.glob(hot), f"step {done} is in memory", 60)
