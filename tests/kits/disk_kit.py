@@ -26,12 +26,12 @@ from unittest.mock import patch
 
 from torch.distributed import TCPStore
 
+from mingpt.compute.stats import StepStats
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train import loop
 from mingpt.train.context import StepContext
-from mingpt.train.stats import StepStats
 from mingpt.world import joining
 from mingpt.world.world import World
 from node_kit import wait_until
