@@ -172,7 +172,7 @@ def test_the_why_stands_beside_the_line() -> None:
 
 @pytest.mark.parametrize("heading", READING_LISTS)
 def test_a_reading_list_is_short(heading: str) -> None:
-    text = (PACKAGE / "README.md").read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    text = (PACKAGE / "README.md").read_text().split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
     names = [name.removesuffix(".py") for name in re.findall(r"`([\w/]+\.py)`", text)]
     assert len(names) == len({*names}) == READING_LISTS[heading]
     assert sum(SIZES[name] for name in names) <= LIST_TOKENS
