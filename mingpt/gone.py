@@ -3,7 +3,7 @@
 # `mingpt verb`, `verb --option`, keys, and `key=value` for a value of a key that stays.
 KEYS = {
     "mingpt serve": "mingpt export RUN FOLDER, then transformers serve or vLLM (docs/serving.md)",
-    "mingpt receipt": "mingpt snapshots digest RUN and mingpt audit RUN",
+    "mingpt receipt": "mingpt snapshots digest RUN, and mingpt replay RUN@STEP --out FOLDER",
     "mingpt materialize": "mingpt replay RUN@STEP --out FOLDER",
     "mingpt sky-check": "sky launch --dryrun for the YAML, mingpt plan OVERRIDES for config, memory and cost",
     "mingpt sweep": "mingpt train -m KEY=A,B, Hydra's multirun (docs/sweeps.md)",

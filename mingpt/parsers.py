@@ -206,11 +206,10 @@ def generate(parser: Parser) -> None:
 
 
 def evaluate(parser: Parser) -> None:
-    """How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data asks questions.
+    """How good a snapshot's model is: loss, perplexity, bits per byte of text, accuracy where data has labels.
 
-    The data are those of the snapshot's config, changed by overrides, and encoded in the snapshot's vocabulary. With
-    --tasks it answers tasks of lm-eval in place of that. Alone or as one of torchrun's or srun's processes, it prints
-    the same figures.
+    The data are those of the snapshot's config, changed by overrides, and encoded in the snapshot's vocabulary.
+    Alone or as one of torchrun's or srun's processes, it prints the same figures.
 
     Example: mingpt evaluate runs/shakespeare-char@best data=char data.path=other.txt
     """
@@ -220,12 +219,6 @@ def evaluate(parser: Parser) -> None:
     )
     config_places(parser)
     json_option(parser)
-    tasks = parser.add_argument_group("tasks of lm-eval, in place of the data (extra `eval`)")
-    tasks.add_argument("--tasks", metavar="NAMES", help="such as hellaswag,arc_easy; groups and patterns, too")
-    tasks.add_argument("--num-fewshot", metavar="N", type=NUMBER, help="examples before each question (the task's own)")
-    tasks.add_argument("--limit", metavar="N", type=POSITIVE, help="take the first N documents of each task (all)")
-    tasks.add_argument("--batch-size", metavar="N", type=POSITIVE, help="rows at a time (batch.micro_size)")
-    tasks.add_argument("--include-path", metavar="DIR", help="a folder with tasks of your own; their code runs")
 
 
 def report(parser: Parser) -> None:
@@ -274,32 +267,11 @@ def log(parser: Parser) -> None:
     json_option(parser)
 
 
-def audit(parser: Parser) -> None:
-    """Compute past intervals of a run again, and say whether each was computed right.
-
-    From each kept snapshot up to the next one, which must come out with the same digest. Where it does not, the trace
-    says which step first has other bits, and the account, which machine computed it. The run is only read; one process
-    is enough.
-
-    Exit codes: 0 all is right; 1 something is wrong; 64 this machine can't tell, or there is nothing to audit
-
-    Example: mingpt audit runs/a --sample 3
-    """
-    parser.add_argument("url", metavar="RUN", help="a run's directory: a path, or any fsspec URL")
-    past(parser)
-    parser.add_argument("--sample", type=int, metavar="K", help="only K of the intervals, chosen by --seed")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of --sample (default: 0)")
-    parser.add_argument("--from", type=int, dest="first", metavar="A", help="only intervals with steps from A on")
-    parser.add_argument("--to", type=int, dest="last", metavar="B", help="only intervals with steps up to B")
-    json_option(parser)
-
-
 def diff(parser: Parser) -> None:
     """Where two runs parted: settings, data, code, machine, the first other step and tensor.
 
     A and B are runs' directories, or RUN@STEP for one snapshot; any fsspec URL. With --attempts, two attempts of one
-    run. Nothing in the runs is changed. With --replay, the step in which they part is executed for both, each from its
-    nearest snapshot: then the first module is named whose output differs, and the first parameter whose gradient does.
+    run. Nothing in the runs is changed.
 
     Exit codes: 0 done; 1 with --exit-code, if they differ; 64 an error that the user must fix; 70 crashed, try again
 
@@ -308,12 +280,6 @@ def diff(parser: Parser) -> None:
     parser.add_argument("a", metavar="A", help="a run's directory, or RUN@STEP")
     parser.add_argument("b", metavar="B", nargs="?", help="the other one")
     parser.add_argument("--attempts", type=int, nargs=2, metavar="N", help="compare two attempts of A")
-    parser.add_argument("--replay", action="store_true", help="execute the step in which they part, for both")
-    for name in "ab":
-        about = f"with --replay: what is so on this machine of {name.upper()}'s data or world: data.path=…"
-        parser.add_argument(
-            f"--{name}", action="append", default=[], metavar="KEY=VALUE", dest=f"{name}_here", help=about
-        )
     parser.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ (default: 0 always)")
     json_option(parser)
 
@@ -555,9 +521,6 @@ GROUPS = {
         "replay": Verb("compute a past step again, and look at it", "commands.replay:replay_command", replay),
         "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "", snapshots),
         "log": Verb("show runs, forks, attempts and snapshots as a tree", "commands.log:log_command", log),
-        "audit": Verb(
-            "compute past intervals again, and say whether they are right", "commands.audit:audit_command", audit
-        ),
         "diff": Verb("say where two runs parted, and by what", "commands.diff:diff_command", diff),
         "fork": Verb("begin a run from a step of another one", "commands.fork:fork_command", fork),
         "rewind": Verb("take a run back to an earlier step, or undo that", "commands.snapshots:rewind_command", rewind),

@@ -62,6 +62,7 @@ FETCHED = {
     "data/gpt2": "gpt2-vocabulary",
     "data/mnist": "mnist",
     "data/fashion-mnist": "fashion-mnist",
+    "data/cifar-10-batches-bin": "cifar-10",
     "data/fineweb-edu": "fineweb-edu",
     "data/tinystories": "tinystories",
 }

@@ -9,8 +9,8 @@ extras=$(cat .venv/.extras 2>/dev/null || true) # what earlier runs needed stays
 
 # SkyPilot on Slurm may have been removing .venv. Without pyvenv.cfg its python is the system's.
 whole() { .venv/bin/python -c 'import sys, pip, torch; sys.exit(sys.prefix == sys.base_prefix)' 2>/dev/null; }
-ready=1
-whole || ready='' # before the lock: it takes seconds
+ready=
+whole && ready=1 # before the lock: it takes seconds
 
 # Slurm's nodes share this folder: one installs, in place, since a running job may use it, and the others wait.
 exec 9>.setup.lock
@@ -25,13 +25,18 @@ if [ -z "$ready" ] && ! whole; then
   fi
 fi
 
+# Without torch, which is 3 GB with CUDA: a mistake in the config ends the set-up here.
+early() { bash recipes/install.sh .venv/bin/python config && .venv/bin/python recipes/early.py --from-env "$@" >/dev/null; }
 install() { bash recipes/install.sh .venv/bin/python "$extras" -e && echo "$extras" >.venv/.extras; }
 wanted=$(cat pyproject.toml constraints.txt constraints-cpu.txt recipes/install.sh | sha256sum)
-[ "$(cat .venv/.setup 2>/dev/null)" = "$wanted" ] || install
+if [ "$(cat .venv/.setup 2>/dev/null)" != "$wanted" ]; then
+  early "$@"
+  install
+fi
 # With a driver that is too old for torch's CUDA, the run would train on the CPU.
-! nvidia-smi -L 2>/dev/null | grep -q GPU || .venv/bin/python -c 'import torch; torch.zeros(1).cuda()'
+if nvidia-smi -L 2>/dev/null | grep -q GPU; then .venv/bin/python -c 'import torch; torch.zeros(1).cuda()'; fi
 echo "$wanted" >.venv/.setup
-needed=$(.venv/bin/python -m mingpt.prepare.extras --from-env "$@") # wrong overrides end the set-up here
+needed=$(.venv/bin/python -m mingpt.prepare.extras --from-env "$@") # also for an environment that was there
 all=$(printf '%s\n' ${extras//,/ } ${EXTRAS:-} $needed | sort -u | paste -sd, -)
 [ "$all" = "$extras" ] || { extras=$all; install; }
 .venv/bin/python -m mingpt.data.fetch --for --from-env "$@"

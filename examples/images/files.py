@@ -63,7 +63,7 @@ def source(path: str, micro_size: int, shift: int = 0, classes: int = 10) -> Sou
                 raise ValueError(f"the label {labels.max()} is beyond data.classes={classes}")
     except (ValueError, EOFError, OSError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{KEY}={without_secrets(path)}: {error}: get the files again") from error
-    made = source_of(train, test, micro_size, answer_length=1)
+    made = source_of(train, test, micro_size)
     return replace(made, train=Shifted(*train, shift)) if shift else made
 
 

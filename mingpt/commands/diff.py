@@ -1,8 +1,7 @@
 """`mingpt diff A B`: where two runs parted: settings, data, code, machine, the first other step and tensor.
 
 A and B are runs' directories, or RUN@STEP for one snapshot; any fsspec URL. With --attempts, two attempts of one run.
-Nothing in the runs is changed. With --replay, the step in which they part is executed for both, each from its nearest
-snapshot: then the first module is named whose output differs, and the first parameter whose gradient does.
+Nothing in the runs is changed.
 """
 
 import argparse
@@ -13,7 +12,6 @@ from mingpt.command import UNFIT
 from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import as_lines
-from mingpt.report.executed import executed, lines
 from mingpt.report.parting import Parting, TensorDifference, parting, side
 from mingpt.snapshot.reader import split_url
 
@@ -23,22 +21,15 @@ LONGEST = 100  # characters of a value
 def diff_command(options: argparse.Namespace) -> int:
     if (options.b is None) == (options.attempts is None):
         raise UserError("give two runs, or one and --attempts with the numbers of two attempts of it")
-    if (options.a_here or options.b_here) and not options.replay:
-        raise UserError("--a and --b are for --replay: add it, or leave them out")
-
     if options.attempts:
         sides = [side(options.a, attempt=number) for number in options.attempts]
     else:
         sides = [side(*split_url(url)) for url in (options.a, options.b)]
     found = parting(*sides)
-    shown, text = asdict(found) | {"differs": found.differs}, _lines(found)
-    if options.replay:
-        both = options.a_here + options.b_here  # what --a says holds for both attempts of A
-        here = [both, both] if options.attempts else [options.a_here, options.b_here]
-        replayed = executed(found, *zip((one.past for one in sides), here, strict=True))
-        shown["replay"] = asdict(replayed) if replayed else None
-        text += lines(replayed)
-    say_json(shown) if options.json else say(as_lines(text))
+    if options.json:
+        say_json(asdict(found) | {"differs": found.differs})
+    else:
+        say(as_lines(_lines(found)))
     return UNFIT if options.exit_code and found.differs else FINISHED
 
 

@@ -6,7 +6,6 @@ from argparse import Namespace
 from typing import Any
 
 from mingpt.commands.loading import find_manifest, open_model
-from mingpt.commands.tasks import OF_TASKS, answer_tasks
 from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.stored import evaluation_config
@@ -27,10 +26,6 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
     """Print the figures; returns the exit code."""
     try:
         require_launcher(os.environ)
-        if options.tasks is not None:
-            return answer_tasks(options, lifetime)
-        if lost := [f"--{name}" for name in OF_TASKS if getattr(options, name.replace("-", "_")) is not None]:
-            raise UserError(f"{lost[0]} is for --tasks: name the tasks, or leave it out")
         store, manifest = find_manifest(options.url, options.step)
         config = evaluation_config(manifest.config, store.run_dir, given(options), Env.read(check=True).size)
         vocabulary = vocabulary_of(manifest.vocabulary)
@@ -49,7 +44,6 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
                 source.validation,
                 world,
                 autocast_for(config, world.device),
-                source.answer_length,
                 byte_lengths(source.vocabulary),
                 seed=config.seed,
                 step=opened.manifest.step,

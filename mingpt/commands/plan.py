@@ -2,15 +2,16 @@
 
 The keys are those of `mingpt train`; without data, random tokens of GPT-2's vocabulary. Nothing is computed, and no GPU
 is needed: the model and one microbatch are looked at on tensors without memory. Exit codes: 0; 64 a problem of the
-config (all are listed), or the run does not fit.
+config (all are listed), or the run does not fit. For a GPU the last line is the largest batch.micro_size that fits.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mingpt.compute.batches import position
 from mingpt.config import compose
+from mingpt.config.checks import impossible
 from mingpt.config.schema import Config
 from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
@@ -20,7 +21,7 @@ from mingpt.observe.speed import GPUS, Gpu, flops_per_token
 from mingpt.redact import without_secrets
 from mingpt.snapshot.elsewhere import alone
 from mingpt.train.factory import why_no_graph
-from mingpt.train.footprint import Footprint, Model, footprint, look_at
+from mingpt.train.footprint import Footprint, Model, changed, footprint, look_at
 
 GB = 10**9
 MFU = 0.4  # of the GPUs' peak, for the time that a run takes: what large models reach
@@ -39,22 +40,28 @@ def plan_command(options: argparse.Namespace) -> int:
     config = _config(options.overrides, processes)
     if per_node > gpus and config.world.backend != "gloo":
         raise UserError(f"--processes {per_node}: with {gpus} GPUs a node, they share GPUs: set world.backend=gloo")
-    model, sharing = look_at(config), -(-per_node // gpus)  # processes of one GPU
+    sharing = -(-per_node // gpus)  # processes of one GPU
 
-    def planned(graphs: bool) -> tuple[Footprint, int, bool | None]:
-        """What the run needs, in bytes, and whether a GPU has so much."""
-        needed = footprint(config, model, processes, per_node, graphs)
-        total = needed.total(bool(gpu))
-        return needed, total, total * sharing <= gpu.memory * GB * (1 - ROOM) if gpu else None
+    def planned(config: Config, model: Model) -> tuple[bool, Footprint, bool | None]:
+        """Whether microbatches are replays of a CUDA graph, what the run needs, and whether a GPU has so much."""
+        if not gpu or config.train.cuda_graphs is False or why_no_graph(config, processes):
+            ways = [False]
+        else:  # with auto, what has no room for a graph is trained without one
+            ways = [True, False] if config.train.cuda_graphs == "auto" else [True]
+        for graphs in ways:
+            needed = footprint(config, model, processes, per_node, graphs)
+            fits = needed.total(True) * sharing <= gpu.memory * GB * (1 - ROOM) if gpu else None
+            if fits:
+                break
+        return graphs, needed, fits
 
-    graphs = bool(gpu) and config.train.cuda_graphs is not False and why_no_graph(config, processes) is None
-    needed, total, fits = planned(graphs)
-    if graphs and not fits and config.train.cuda_graphs == "auto":  # then training does without
-        graphs = False
-        needed, total, fits = planned(graphs)
+    model = look_at(config)
+    graphs, needed, fits = planned(config, model)
+    total = needed.total(bool(gpu))
+    largest = _largest_that_fits(config, processes, planned) if gpu else None
     plan = {"parameters": model.parameters, "processes": processes, **vars(needed), "total": total}
     if options.json:
-        say_json(plan | {"fits": fits})
+        say_json(plan | {"fits": fits, "largest_micro_size": largest})
     else:
         say("\n".join(_lines(plan)))
         if needed.network:
@@ -63,6 +70,7 @@ def plan_command(options: argparse.Namespace) -> int:
             speed = gpu.peak(config.precision) * MFU * min(gpus, per_node) * options.num_nodes
             say(_cost(config, model, speed, host_seconds(config, model, processes, graphs)))
             say(f"{'fits' if fits else 'does not fit'} into a {name} of {gpu.memory} GB, of which {ROOM:.0%} stay free")
+            say(f"the largest that fits: batch.micro_size={largest}" if largest else "no batch.micro_size fits")
     if fits is False:
         has = {
             "optimizer.shard=true": config.optimizer.shard,
@@ -71,6 +79,22 @@ def plan_command(options: argparse.Namespace) -> int:
         cures = ", ".join(cure for cure in CURES if not has.get(cure))
         raise UserError(f"the run needs too much memory; what spares some (docs/memory.md): {cures}")
     return FINISHED
+
+
+def _largest_that_fits(
+    config: Config, processes: int, planned: Callable[[Config, Model], tuple[bool, Footprint, bool | None]]
+) -> int | None:
+    """The largest batch.micro_size of this batch that fits, None if none does.
+
+    All are tried, the largest first: fewer samples need less memory, but more microbatches more partial sums.
+    """
+    samples = config.batch.per_process_size or config.batch.global_size
+    for size in range(samples, 0, -1):
+        if samples % size == 0:
+            candidate = changed(config, "batch.micro_size", size)
+            if not any(impossible(candidate, processes, set())) and planned(candidate, look_at(candidate))[2]:
+                return size
+    return None
 
 
 def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -132,8 +156,6 @@ def _config(overrides: list[str], processes: int) -> Config:
     config = compose.configure([*([] if named else ["data=random"]), *overrides], processes)
     if config is None:
         raise UserError("--cfg and --info are for `mingpt train`: leave them out")
-    if not config.batch.micro_size:
-        raise UserError("batch.micro_size=auto: a plan is made for a number: give one")
     if not isinstance(config.model, Language) or config.optimizer.target:
         own = "optimizer" if config.optimizer.target else "model"
         raise UserError(f"{own}._target_: only this package's models and optimizers can be planned, not one's own")

@@ -92,7 +92,7 @@ def _look(run: Replay, change: Change, samples: int) -> tuple[Again, Shown]:
     """Do the step that `run` is prepared for, under the lens."""
     bench, step = run.bench, run.step
     before = {name: p.detach().clone() for name, p in bench.context.model.named_parameters()}
-    seen, outputs = look(bench, step, change.drop)
+    seen, largest = look(bench, step, change.drop)
     again = run.advance(change)
     figures = again.figures
     ordered = sorted((s for s in seen if not math.isnan(s.loss)), key=lambda s: -s.loss)
@@ -110,7 +110,7 @@ def _look(run: Replay, change: Change, samples: int) -> tuple[Again, Shown]:
         "losses": [s.loss for s in seen],
         "worst": [shown_sample(s, bench.source.vocabulary) for s in ordered[:samples]],
         "best": [shown_sample(s, bench.source.vocabulary) for s in reversed(best)],
-        "layers": [asdict(layer) for layer in layers(bench, before, figures, outputs)],
+        "layers": [asdict(layer) for layer in layers(bench, before, figures, largest)],
     }
 
 

@@ -4,12 +4,12 @@ from argparse import Namespace
 
 from mingpt.command import Unfit
 from mingpt.console import say
-from mingpt.errors import FINISHED, Damaged, UserError
+from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
 from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import NO_END
 from mingpt.snapshot.format import Metrics
-from mingpt.snapshot.reader import check_same_run, copy_step, run_dir_of
+from mingpt.snapshot.reader import check_same_run, run_dir_of
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import SNAPSHOTS, Store
 from mingpt.snapshot.writer import SnapshotWriter
@@ -31,12 +31,6 @@ def store(options: Namespace) -> int:
     check_same_run(past.store, target)
     if step in target.steps():
         raise UserError(f"--out={target.url}: step {step} is there already: give another place, or delete it first")
-    if step in past.steps and past.is_on_line(step):
-        try:
-            copy_step(past.store, target, step, say)
-            return FINISHED
-        except Damaged as damage:
-            say(f"the snapshot of step {step} can't be used ({damage}): the step is computed again")
     with replay(past, step, options.overrides) as run:
         say(f"from {'step ' + str(run.base) if run.base else 'config and seed'} to step {step} of {past.url}")
         while run.step < step:

@@ -19,6 +19,7 @@ from mingpt.compute.buckets import CHUNK, Bucket, Sliced
 from mingpt.compute.exchange import Packing, WeightGather
 from mingpt.compute.guard import Guard
 from mingpt.compute.muon import Muon
+from mingpt.compute.tree import sum_on_device
 from mingpt.config.schema import Health, Optimizer, OwnSchedule, Schedule
 from mingpt.world.world import World, all_gather
 
@@ -183,7 +184,8 @@ class Update:
         norm = self.norm(sums) * unscale
         clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0) if self.config.clip_norm else 1.0
         torch._foreach_mul_(list(sums), unscale * clip)
-        refused = self.guard.refuses(losses.sum() / tokens.clamp(min=1), norm).float()
+        loss = sum_on_device(losses) / tokens.clamp(min=1)  # the very number that the log shows
+        refused = self.guard.refuses(loss, norm).float()
         factor, ema = self.factor * schedule_factor(self.schedule, step), self.ema_slices()
         if self.of_muon:
             rule = self.rules[self.buckets[self.of_muon[0]].slots[0].name]

@@ -7,7 +7,7 @@ powers of two), this sends as many bytes as a ring all-reduce, or fewer; docs/ex
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -21,8 +21,6 @@ from mingpt.world.world import World, all_gather, all_reduce
 
 UNDER_WAY = 2  # flights at a time: the network has one while the next is sent, and more would need memory
 
-OnGradient = Callable[[int, Tensor, Tensor], None]  # microbatch, parameter, its gradient
-
 
 class Reduction:
     """Takes each microbatch's gradients out of .grad, and sums those of all processes.
@@ -31,11 +29,11 @@ class Reduction:
     as soon as its gradients are complete, in one order in every process.
 
     sums: for each bucket, the sum over all M microbatches of the slice that this process owns; from `finish` to
-    `begin`. on_gradient: called with each gradient, before anything is added to it.
+    `begin`.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], world: World, on_gradient: OnGradient | None = None) -> None:
-        self.buckets, self.world, self.on_gradient = buckets, world, on_gradient
+    def __init__(self, buckets: Sequence[Bucket], world: World) -> None:
+        self.buckets, self.world = buckets, world
         slots = [(i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots]
         self.place: dict[Tensor, tuple[int, Slot]] = {slot.parameter: (i, slot) for i, slot in slots}
         self.sums: list[Tensor] = []
@@ -111,8 +109,6 @@ class Reduction:
         if p not in self._missing[i]:
             raise RuntimeError(f"the gradient of {slot.name} came in parts: use checkpoint(…, use_reentrant=False)")
         self._missing[i].remove(p)
-        if self.on_gradient and self._microbatch is not None:
-            self.on_gradient(self._microbatch, p, gradient)
         bucket, waiting = self.buckets[i], self._waiting[i]
         waiting.append((slot, gradient))
         if self.by_bucket and self._missing[i]:
@@ -148,10 +144,8 @@ class ExactReduction(Reduction):
     otherwise up to 1.6 times as many (tried for all worlds up to 32 and up to 128 microbatches).
     """
 
-    def __init__(
-        self, buckets: Sequence[Bucket], microbatches: int, world: World, on_gradient: OnGradient | None = None
-    ) -> None:
-        super().__init__(buckets, world, on_gradient)
+    def __init__(self, buckets: Sequence[Bucket], microbatches: int, world: World) -> None:
+        super().__init__(buckets, world)
         self.parents = parents(microbatches)
         self.hops = hops(world, microbatches)
         self.stack: list[tuple[Subtree, dict[Bucket, Tensor]]] = []

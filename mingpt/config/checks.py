@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from mingpt import hub
 from mingpt.config.kinds import Data, of_part
-from mingpt.config.schema import AUTO, Config
+from mingpt.config.schema import Config
 from mingpt.config.section import Own, Section
 from mingpt.redact import BLANK, without_secrets
 from mingpt.storage import S3_ENDPOINTS, fetch_it, install
@@ -47,9 +47,6 @@ def _cooldown(c: Config, _: int) -> str | None:
 
 def _microbatches(c: Config, world_size: int) -> str | None:
     size, micro = c.global_size(world_size), c.batch.micro_size
-    if micro == AUTO:
-        own = "batch.micro_size=auto knows only this package's models: give a number"
-        return own if isinstance(c.model, Own) else None
     if c.batch.per_process_size is not None:
         if c.batch.per_process_size % micro:
             return (
@@ -81,8 +78,6 @@ def _doubling(c: Config, _: int) -> str | None:
         return f"batch.double_at={steps}: give steps above 0, each once, in their order"
     if steps and c.batch.per_process_size:
         return "batch.double_at grows to batch.global_size: leave batch.per_process_size out"
-    if steps and micro == AUTO:
-        return "batch.double_at needs a number: batch.micro_size=auto knows microbatches of one size only"
     if micro % (first := 2 ** len(steps)):
         return (
             f"batch.double_at has {len(steps)} steps, so microbatches begin with 1/{first} of batch.micro_size={micro} "
@@ -183,12 +178,6 @@ def _store(key: str, url: str) -> Check:
     return Check((key,), lambda *_: problem if endpoint else None)
 
 
-def _audit(c: Config, _: int) -> str | None:
-    if not c.health.audit_every or c.reduce == "exact":
-        return None
-    return "health.audit_every compares single gradients, which reduce=fast never has: take reduce=exact, or 0"
-
-
 def _webhook(c: Config, _: int) -> str | None:
     try:
         url = urlsplit(c.health.notify or "https://none")
@@ -264,7 +253,6 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
         Check(("precision", "world.device"), _tf32),
         Check(("train.attention", "precision", "model.dropout", "world.device"), _fa3),
         Check(("health.notify",), _webhook),
-        Check(("health.audit_every", "reduce"), _audit),
         Check(("profile.steps",), _profile),
         *(_store(key, url) for key, url in {"run.dir": config.run.dir, **config.data.places()}.items()),
         *(Check(("track", "run.dir"), partial(_tracker, name, trains)) for name in config.track or ()),

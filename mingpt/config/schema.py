@@ -15,8 +15,6 @@ from pydantic_core import PydanticCustomError
 from mingpt.config.kinds import Data, Model
 from mingpt.config.section import NO_RESULT, AffectsResult, Own, Section, follows
 
-AUTO = 0  # batch.micro_size=auto, until train/autosize.py has put a number in its place
-
 
 class Run(Section):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -46,14 +44,6 @@ class Train(Section):
     """Steps between two evaluations on the validation split; 0: only at the end."""
     eval_batches: Annotated[int | None, NO_RESULT] = Field(default=None, ge=0)
     """Microbatches of an evaluation, spread over the validation split; 0: all of it. null: 131072 tokens at most."""
-    eval_tasks: Annotated[list[str], NO_RESULT] = Field(default=[])
-    """Tasks of lm-eval to measure the model on, such as [hellaswag,arc_easy] or patterns; needs the extra `eval`."""
-    eval_tasks_every: Annotated[int, NO_RESULT] = Field(default=0, ge=0)
-    """Steps between two measurements of train.eval_tasks; 0: only at the end."""
-    eval_tasks_limit: Annotated[int | None, NO_RESULT] = Field(default=None, ge=1)
-    """How many of each task's documents are taken, the first ones. null: all."""
-    eval_tasks_path: Annotated[str | None, NO_RESULT] = None
-    """A folder with tasks of your own, as lm-eval's --include_path. Their code runs."""
     sample_every: Annotated[int, NO_RESULT] = Field(default=0, ge=0)
     """Steps between two texts that process 0 writes with the weights as they are: in log, trackers, report. 0: none."""
     sample_prompt: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
@@ -91,16 +81,11 @@ class Batch(Section):
     )
     """Samples in a step, whatever the number of processes."""
     micro_size: int = Field(default=16, ge=1)
-    """Samples computed at a time. Fewer need less memory, and give other bits. auto: chosen at the first start."""
+    """Samples computed at a time. Fewer need less memory, and give other bits."""
     double_at: Annotated[list[int], AffectsResult(lambda batch: bool(batch.get("double_at")))] = Field(default=[])
     """Steps at which the batch doubles, up to global_size: [500,2000] begins with a quarter. So do microbatches."""
     per_process_size: int | None = Field(default=None, ge=1)
     """Samples in a step for each process, in place of global_size. Gives up equal bits across world sizes."""
-
-    @field_validator("micro_size", mode="wrap", json_schema_input_type=int | Literal["auto"])
-    @classmethod
-    def _auto(cls, micro_size: object, validate: Callable[[object], int]) -> int:
-        return AUTO if micro_size == "auto" else validate(micro_size)
 
 
 class Optimizer(Section):
@@ -196,8 +181,6 @@ class Health(Section):
     """How often a run that has diverged goes back to a snapshot and leaves out the skipped batches; then exit 64."""
     hang_seconds: Annotated[float, NO_RESULT] = Field(default=300, ge=0, le=86400)
     """The run hangs if no process has read a microbatch or entered a collective for so long; then exit 70. 0: never."""
-    audit_every: Annotated[int, NO_RESULT] = Field(default=0, ge=0)
-    """Each process computes a microbatch of another again every so many steps, to find sick machines. 0: never."""
     straggler_ratio: Annotated[float, NO_RESULT] = Field(default=1.5, ge=0)
     """Name a process whose microbatches, or their data, take this many times as long as the median. 0: never."""
     notify: Annotated[str | None, NO_RESULT] = None

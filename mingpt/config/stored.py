@@ -17,7 +17,7 @@ from mingpt.config.commandline import FIRST, CommandLine
 from mingpt.config.compose import configure
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, takes_any, value_of
-from mingpt.config.schema import AUTO, Config
+from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.redact import BLANK, printable, without_secrets
 
@@ -253,6 +253,4 @@ def _composed(
     ConfigStore.instance().store(NAME, plain)
     config = configure([*arguments, f"--config-name={NAME}"], world_size)
     assert config
-    if config.batch.micro_size == AUTO:
-        raise UserError("batch.micro_size=auto is for the first start of a run: give a number, or leave it out")
     return config

@@ -1,1 +1,1 @@
-"""What training reads: text, token shards, synthetic tasks, and data of one's own."""
+"""What training reads: text, token shards, random tokens, and data of one's own."""

@@ -58,12 +58,11 @@ def source_of(
     validation: Sequence[Tensor],
     micro_size: int,
     vocabulary: Vocabulary = NOTHING,
-    answer_length: int = 0,
 ) -> Source:
     """A Source of tensors in memory, in the order of the arguments of the module's forward.
 
     train: tensors with one row for each sample. validation: as many tensors; with no rows, nothing is evaluated.
-    micro_size: batch.micro_size. answer_length: see Source; 1 if the second tensor has each row's label.
+    micro_size: batch.micro_size.
     Raises UserError if the numbers of tensors or rows differ.
     """
     for name, tensors in (("train", train), ("validation", validation)):
@@ -73,9 +72,7 @@ def source_of(
     for t in (*train, *validation):
         content.update(f"{t.dtype} {list(t.shape)}\n".encode())
         content.update(t.contiguous().flatten().view(torch.uint8).numpy().data if t.numel() else b"")
-    return Source(
-        Rows(*train), SampledSplit(Rows(*validation), micro_size), vocabulary, content.hexdigest(), answer_length
-    )
+    return Source(Rows(*train), SampledSplit(Rows(*validation), micro_size), vocabulary, content.hexdigest())
 
 
 def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:

@@ -86,14 +86,11 @@ def sampled_split(split: EvalSplit) -> SampledSplit:
 class Source:
     """Data, ready to train on. sha256: the identity of its content, equal in all processes.
 
-    answer_length: how many of each sample's last targets are its answer (a label, a sum); 0: the data has no answers.
-    Evaluation counts a sample as right if each target of its answer is the likeliest token. mixture: of which data sets
-    `train` is made, and how they are mixed; None: it is one.
+    mixture: of which data sets `train` is made, and how they are mixed; None: it is one.
     """
 
     train: Samples
     validation: EvalSplit
     vocabulary: Vocabulary
     sha256: str
-    answer_length: int = 0
     mixture: Mixture | None = None

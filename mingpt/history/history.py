@@ -1,6 +1,6 @@
 """A run's past, read once: its attempts, the line that leads to the newest one, its snapshots, and what it recorded.
 
-Replay, diff, audit, log and report are views of it. A run's files may come from anybody, and are only read.
+Replay, diff, log and report are views of it. A run's files may come from anybody, and are only read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -89,7 +89,7 @@ class History:
             refuse_elsewhere(found.folder)
             raise UserError(
                 f"{found.url}: {NOTHING}: check the spelling; give a run's directory, such as those that "
-                f"`mingpt snapshots list FOLDER` shows in a folder of runs; to replay or audit a run that has set "
+                f"`mingpt snapshots list FOLDER` shows in a folder of runs; to replay a run that has set "
                 f"snapshot.dir, give --snapshots, too"
             )
         if attempt is not None and attempt not in found.claims:

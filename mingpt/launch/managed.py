@@ -1,7 +1,8 @@
 """`mingpt launch --platform sky`: a node's part of a managed job of SkyPilot's, for recipes/train-spot.yaml.
 
 It runs the preflight, then mingpt.launch, each as a process of its own, since this one must outlive a launcher that is
-killed. It ends so that SkyPilot starts the job again after all but a user error, whichever node ends first.
+killed. It ends so that SkyPilot starts the job again after all but a user error, whichever node ends first. A job whose
+starts make no progress ends with a user error, too (launch/starts.py).
 
 SkyPilot 0.14.1 stops all nodes as soon as one has failed. Elsewhere it then sees the codes of all. On Slurm it sees
 what srun returns: the highest code of a task, but any signal ranks above all codes. The node that is stopped ends by
@@ -41,8 +42,14 @@ def managed(lifetime: Lifetime) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the preflight and the launcher. Returns the exit code of the first that fails."""
-    for program in ("mingpt.preflight", "mingpt.launch"):
+    """Run the preflight and the launcher, on the first node after a look at the starts before this one.
+
+    Returns the exit code of the first that fails.
+    """
+    programs = ["mingpt.preflight", "mingpt.launch"]
+    if os.environ.get("SKYPILOT_NODE_RANK") == "0":  # one count for all nodes
+        programs.insert(0, "mingpt.launch.starts")
+    for program in programs:
         code = subprocess.call([sys.executable, START, program, *arguments])
         if code != FINISHED:
             return code if code in (USER_ERROR, STOPPED) else CRASHED

@@ -112,13 +112,12 @@ class LanguageModel(nn.Module):
         self.prepare_loss(False, 0)
 
     def prepare_loss(self, compiled: bool, rows: int) -> None:
-        """compiled: by torch's compiler, each when it is first called.
+        """compiled: by torch's compiler, when the loss is first called.
 
         rows: the positions whose logits are in memory at a time; 0: all.
         """
         self.loss_rows = rows
         self.compiled_loss = torch.compile(self.loss_alone, dynamic=False) if compiled else None
-        self.compiled_with_logits = torch.compile(self.loss_of, dynamic=False) if compiled else None
 
     def activations(
         self, tokens: Tensor, caches: Sequence[KVCache] | None = None, documents: Tensor | None = None
@@ -158,7 +157,7 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What `forward` returns, and the logits (batch, time, padded_vocab_size), float32."""
-        return (self.compiled_with_logits or self.loss_of)(self.activations(tokens, None, documents), targets, weights)
+        return self.loss_of(self.activations(tokens, None, documents), targets, weights)
 
     def loss_of(self, activations: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """`loss_and_logits`, from the activations on: also of a part of the positions (`loss_in_pieces`)."""

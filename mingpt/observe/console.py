@@ -14,7 +14,6 @@ from mingpt.observe.events import (
     SnapshotCommitted,
     StepDone,
     StepSkipped,
-    TasksEvaluated,
 )
 from mingpt.observe.ledger import duration
 
@@ -46,8 +45,6 @@ class ConsoleLines:
             case Evaluated():
                 self.patience = FIRST_PROGRESS
                 self.say(evaluation_line(event))
-            case TasksEvaluated():
-                self.say(tasks_line(event))
             case Sampled():
                 self.say(f"step {event.step}: sample\n{indent(event.text, '    ')}")
             case SnapshotCommitted():
@@ -99,13 +96,6 @@ def evaluation_line(event: Evaluated) -> str:
     if event.share < 1:
         line += f", on {event.share:.1%} of the split"
     return ", ".join([line, *(f"{name} {loss:.4f}" for name, loss in event.parts.items())])
-
-
-def tasks_line(event: TasksEvaluated) -> str:
-    """`step 100: hellaswag/acc 0.2500, hellaswag/acc_norm 0.2600`."""
-    if event.problem:
-        return f"step {event.step}: train.eval_tasks not measured: {event.problem}"
-    return f"step {event.step}: " + ", ".join(f"{name} {value:.4f}" for name, value in event.figures.items())
 
 
 def ended_line(event: AttemptEnded) -> str:

@@ -117,22 +117,6 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class TasksEvaluated:
-    """figures: of train.eval_tasks, by task and metric, such as `hellaswag/acc`. problem: why there are none."""
-
-    step: int
-    figures: Mapping[str, float]
-    problem: str = ""
-
-    @property
-    def curves(self) -> dict[str, float]:
-        """The figures as metrics and trackers name them: `tasks/hellaswag/acc`; `tasks/failed` if there are none."""
-        if self.problem:
-            return {"tasks/failed": 1.0}
-        return {f"tasks/{name}": value for name, value in self.figures.items()}
-
-
-@dataclass(frozen=True)
 class Sampled:
     """text: what the weights of this step make of train.sample_prompt, with which it begins."""
 
@@ -204,7 +188,6 @@ Event = (
     | StepSkipped
     | Evaluating
     | Evaluated
-    | TasksEvaluated
     | Sampled
     | SnapshotCommitted
     | HotCommitted

@@ -19,7 +19,6 @@ from mingpt.observe.events import (
     SnapshotCommitted,
     StepDone,
     StepSkipped,
-    TasksEvaluated,
 )
 from mingpt.observe.runfile import RunFile
 
@@ -49,7 +48,7 @@ class MetricsLog:
             case StepSkipped():
                 bad = {"microbatches": event.microbatches, "samples": event.samples, "spike": event.spike}
                 self.write({"step": event.step, "loss": event.loss, "grad_norm": event.grad_norm, "skipped": bad})
-            case StepDone(logged=True) | Evaluated() | TasksEvaluated():
+            case StepDone(logged=True) | Evaluated():
                 self.write({"step": event.step} | event.curves)
             case Sampled():
                 self.write({"step": event.step, "sample": event.text})

@@ -31,7 +31,6 @@ from mingpt.observe.events import (
     Sampled,
     StepDone,
     StepSkipped,
-    TasksEvaluated,
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
@@ -233,7 +232,7 @@ class Trackers:
 
     def on(self, event: Event) -> None:
         match event:
-            case StepDone(logged=True) | Evaluated() | TasksEvaluated():
+            case StepDone(logged=True) | Evaluated():
                 self._put(event.step, **event.curves)
             case Sampled():
                 # The others show no text.

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.launch.torchrun import Torchrun
-from mingpt.preflight import compare, links, machine, meeting, places
+from mingpt.preflight import compare, fabric, links, machine, meeting, places
 from mingpt.preflight.finding import Finding, Level, Report, exit_code, findings_of
 from mingpt.preflight.helper import Helper, Unreached, answer
 from mingpt.preflight.links import LIMIT, Echo
@@ -258,9 +258,29 @@ class Inspection:
                 notes.append(f"{n['facts']['host']} sets {sets or 'nothing: all is set'}")
             if len(whole) == self.node.most and exit_code(findings) == FINISHED:
                 notes += self._reduce(whole, findings)
+                notes += self._measure_fabric(whole, findings)
             with suppress(Unreached, OSError):
                 answer(self.store.ask(meeting.leave), 2 * meeting.SLACK_SECONDS)
         return self._report(whole, findings, notes)
+
+    def _measure_fabric(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
+        """A line about NCCL on each node, where all have GPUs; what is wrong with it is added to `findings`."""
+        if self.config.world.backend == "gloo" or not all(node["facts"]["nccl"] for node in nodes):
+            return []
+        try:
+            measured = answer(self.store.ask(fabric.measure), fabric.SECONDS)
+            results = self._gather(RESULTS, measured, fabric.SECONDS)
+        except (Unreached, OSError) as error:  # nothing comes after this that needs a helper that hangs
+            findings.append(Finding("warning", self.name, "nccl", f"no all-reduce over NCCL ({error})", fabric.ADVICE))
+            return []
+        notes = list[str]()
+        for node, result in zip(nodes, results, strict=True):
+            facts = node["facts"]
+            notes.append(f"NCCL on {facts['host']}: {result or 'no answer'}")
+            if facts["infiniband"] and fabric.TCP in str(result):
+                text = f"NCCL takes TCP, and not {', '.join(facts['infiniband'])}"
+                findings.append(Finding("warning", facts["host"], "nccl", text, fabric.ADVICE))
+        return notes
 
     def _reduce(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
         """A line about the speed of an all-reduce; nodes where it failed are added to `findings`."""

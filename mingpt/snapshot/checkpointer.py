@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from mingpt.compute.stats import Flags
 from mingpt.config.schema import Config
 from mingpt.errors import Damaged, SnapshotFailed, TransientError, Unreadable, UserError
 from mingpt.snapshot import attempts, hot
@@ -26,21 +27,6 @@ from mingpt.world.world import World
 Content = tuple[SharedState, Metrics]
 HOT_SECONDS = 5  # the least time to wait for the hot snapshot in flight
 SPARE_SECONDS = 60  # a wait for other processes is longer by this than anything that they may be waiting for
-
-
-@dataclass(frozen=True)
-class Flags:
-    """What each process tells the others with every step's statistics; and what at least one of them has told.
-
-    stop: asked to stop. due: snapshot.every_seconds are over. busy, hot_busy: a snapshot of that tier can't start now.
-    broken: this process can't write durable snapshots any more.
-    """
-
-    stop: bool = False
-    due: bool = False
-    busy: bool = False
-    hot_busy: bool = False
-    broken: bool = False
 
 
 def newest(config: Config) -> int:
@@ -104,6 +90,13 @@ class Checkpointer:
         self.base = Newest(**self.world.run_on_main(set_aside_and_find_base))
         return restore(self.store, self.hot_store, self.world, self.log, self.base, take, self.home.snapshots)
 
+    def _note_home(self) -> None:
+        """Have each node know where the run is: those that have it, by no marker. Collective."""
+        self.run_id = str(self.world.run_on_main(lambda: hot.run_id(self.run_dir))) if self.home.host else ""
+        if self.world.local_rank == 0 and self.world.rank in self.home.run:
+            remove_marker(self.run_dir)
+        self._note_step(self.base.step)
+
     def _note_step(self, step: int) -> None:
         """Where run.dir is not seen, leave a marker; that node's launcher, too, learns from it that the run goes on."""
         if self._unmarked or self.world.local_rank or self.world.rank in self.home.run:
@@ -127,10 +120,7 @@ class Checkpointer:
         after each durable or hot commit. lost(step, failures in a row, reason): a durable one could not be stored.
         """
         self.attempt, provenance = record.attempt, record.provenance
-        self.run_id = str(self.world.run_on_main(lambda: hot.run_id(self.run_dir))) if self.home.host else ""
-        if self.world.local_rank == 0 and self.world.rank in self.home.run:
-            remove_marker(self.run_dir)
-        self._note_step(self.base.step)
+        self._note_home()
         # A process with nothing to write waits for one that may be waiting for the store. With equal limits the group
         # could time out in the moment in which that one reports.
         limit = self.timeout + limit_seconds() + SPARE_SECONDS

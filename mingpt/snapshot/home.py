@@ -155,12 +155,15 @@ def choose(told: Sequence[Told], shown: str, anew: bool) -> tuple[list[int], Hom
         raise UserError(problem, everywhere=True)
     everyone = [*range(len(told))]
     writers = [rank for rank in everyone if told[rank].writes]
-    if not writers:
-        raise UserError(next(one.why_not for one in told if one.why_not), everywhere=True)
+    blocked = (one.why_not for one in told if one.why_not and (not writers or (one.held and not one.sees_run)))
+    if why_not := next(blocked, ""):  # what has the run but can't be written must not be passed over for a second run
+        raise UserError(why_not, everywhere=True)
     held = {rank: own for rank in writers if (own := told[rank].held)}
     # By id, then the newest attempt, then the newest step: after a rewind a higher step may be a stale one.
     holder = max(held, key=lambda r: (held[r].attempt, held[r].step, told[r].head, -r), default=None)
-    if holder is not None and (other := next((r for r in held if held[r].run != held[holder].run), None)) is not None:
+    # One without attempts may only see the holder's snapshots, in a folder that both share.
+    apart = (r for r, own in held.items() if own.attempt or holder not in told[r].sees_snapshots)
+    if holder is not None and (other := next((r for r in apart if held[r].run != held[holder].run), None)) is not None:
         raise UserError(_two_runs(told, held, holder, other, shown), everywhere=True)
     if not anew and (missing := _missing(told, held[holder] if holder is not None else None)):
         raise UserError(_not_here(told, missing, shown), everywhere=True)
@@ -211,10 +214,11 @@ def _two_runs(told: Sequence[Told], held: dict[int, Held], holder: int, other: i
 
 def _not_here(told: Sequence[Told], marker: Marker, shown: str) -> str:
     where = printable(marker.host)
+    gone = "its folder is not there any more" if marker.host in {one.host for one in told} else ""
     text = (
-        f"{shown}: this run is on {where}'s disk (step {marker.step} when last seen), and that machine is not among "
-        f"these nodes: start again with it; or copy its folder to one of these nodes; or give another run.name; or "
-        f"begin anew with resume.anew=true"
+        f"{shown}: this run is on {where}'s disk (step {marker.step} when last seen), and "
+        f"{gone or 'that machine is not among these nodes'}: start again with it; or copy its folder to one of these "
+        f"nodes; or give another run.name; or begin anew with resume.anew=true"
     )
     kept = {one.in_memory: one.host for one in told if one.in_memory and one.marker and one.marker.run == marker.run}
     for (folder, step), host in kept.items():

@@ -4,7 +4,6 @@ Each step is a function that a test can call with a world of one.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,7 +12,6 @@ from torch import nn
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import autocast_for, pin
-from mingpt.compute.optimizer import trainable
 from mingpt.compute.own import OwnUpdate
 from mingpt.compute.reduction import ExactReduction
 from mingpt.config.configfile import write_config
@@ -31,16 +29,15 @@ from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.home import Home
 from mingpt.snapshot.restore import Restored
 from mingpt.train import loop
-from mingpt.train.audit import Audit
 from mingpt.train.bad_steps import BadSteps
 from mingpt.train.context import ALONE, Hooks, StepContext, make_context
 from mingpt.train.evaluation import Evaluation, evaluated_part
 from mingpt.train.factory import buffer_check, give_memory, prepare, try_out, why_no_graph
+from mingpt.train.figures import DelayedRead
 from mingpt.train.graphs import RECORDERS, Graphs
 from mingpt.train.loop import Run
 from mingpt.train.origin import another_running, claim_attempt, restore
 from mingpt.train.reporter import Reporter, begin_snapshots, open_observers
-from mingpt.train.stats import DelayedRead
 from mingpt.world import liveness
 from mingpt.world.clock import awake_and_asleep
 from mingpt.world.lifetime import Lifetime
@@ -75,8 +72,7 @@ def train(
     # Weights, two moments, and the weights' mean.
     state_bytes = (3 + bool(config.optimizer.ema)) * sum(p.nbytes for p in model.parameters())
     checkpointer = Checkpointer(config, world, state_bytes, say, notice_seconds, home)
-    audit = make_audit(config, source, model, world)
-    context = context_of(config, source, model, world, hooks_of(checkpointer, lifetime, world.device, audit))
+    context = context_of(config, source, model, world, hooks_of(checkpointer, lifetime, world.device))
     clock.enter("restore")
     origin = restore(config, source, context, checkpointer)
     complete = origin.loaded if origin.step >= config.train.max_steps else None
@@ -98,12 +94,10 @@ def train(
     begin_snapshots(checkpointer, record, observers)
     if complete:
         return store_the_end(complete, context, checkpointer, reporter, lifetime)
-    evaluation = Evaluation(
-        context, config, source, observers.publish, stop=lambda: lifetime.stop, best_val_loss=origin.best_val_loss
-    )
+    evaluation = Evaluation(context, config, source, observers.publish, best_val_loss=origin.best_val_loss)
     bad_steps = BadSteps(config, context, checkpointer, observers)
     run = run_of(config, source, context, checkpointer, origin.step, evaluation, bad_steps, reporter, check_buffers)
-    reporter.started(source, audit.cost() if audit else "")
+    reporter.started(source)
     clock.enter("compile" if config.train.compile else "step")
     with liveness.watched(config, world, lifetime, reporter.report_hang):
         lifetime.observers.append(reporter.failed)
@@ -140,24 +134,16 @@ def check_targets(config: Config, source: Source) -> None:
             )
 
 
-def make_audit(config: Config, source: Source, model: nn.Module, world: World) -> Audit | None:
-    if not config.health.audit_every:
-        return None
-    microbatches = config.global_size(world.size) // config.batch.micro_size
-    return Audit(config.health.audit_every, config.run.dir, trainable(model), microbatches, source, world)
-
-
-def hooks_of(checkpointer: Checkpointer, lifetime: Lifetime, device: torch.device, audit: Audit | None) -> Hooks:
-    """Connect a run's steps with its clock, its snapshots and its audit."""
+def hooks_of(checkpointer: Checkpointer, lifetime: Lifetime, device: torch.device) -> Hooks:
+    """Connect a run's steps with its clock and its snapshots."""
     times = StepTimes(lifetime.clock.seconds, device)
-    hooks = Hooks(
+    return Hooks(
         flags=lambda: checkpointer.flags(lifetime.stop),
         before_update=checkpointer.before_update,
         phase=lifetime.clock.within,
         begin=times.begin,
         times=times,
     )
-    return replace(hooks, audit=audit.watch, on_gradient=audit.on_gradient) if audit else hooks
 
 
 def context_of(config: Config, source: Source, model: nn.Module, world: World, hooks: Hooks = ALONE) -> StepContext:

@@ -17,7 +17,7 @@ from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.home import HomeSearch
-from mingpt.train import assemble, autosize, tasks
+from mingpt.train import assemble
 from mingpt.train.evaluation import sample_prompt
 from mingpt.train.factory import build
 from mingpt.world import notice
@@ -45,14 +45,11 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         Env.read(check=True)  # after the config's problems, which are the user's first
         if env.launched and not env.ours:
             compose.refuse_the_time(arguments)
-        config = autosize.settled(config, env)
         opening = Opening(config.world, env.local_rank)
         watched = notice.watch(config.world.notice, say)
         source = _open_data(config)
         with lifetime.clock.within("model"):
             model = build(config, source.vocabulary.size, drawn=False)
-        if config.train.eval_tasks:
-            tasks.of_training(config, source.vocabulary)  # unknown ones, and data that can't be fetched
         if config.train.sample_every:
             sample_prompt(config, source.vocabulary)
         lifetime.clock.enter("device")

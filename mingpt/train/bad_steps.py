@@ -14,7 +14,7 @@ from mingpt.snapshot.attempts import records, without_undone
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.lineage import rewind
 from mingpt.train.context import StepContext
-from mingpt.train.stats import Figures
+from mingpt.train.figures import Figures
 from mingpt.world.world import World
 
 

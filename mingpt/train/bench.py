@@ -14,7 +14,7 @@ from mingpt.model.language import IGNORE
 from mingpt.snapshot.format import Kind
 from mingpt.train.assemble import context_of, place_model
 from mingpt.train.factory import build
-from mingpt.train.stats import DelayedRead, Figures
+from mingpt.train.figures import DelayedRead, Figures
 from mingpt.train.step import train_step
 from mingpt.world.world import World
 

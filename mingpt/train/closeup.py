@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mingpt.model.language import IGNORE, LanguageModel
-from mingpt.train.audit import FIRST, gradient_hash
 from mingpt.train.bench import Bench
-from mingpt.train.stats import Figures
+from mingpt.train.figures import Figures
 
-NARROW = {1: torch.int8, 2: torch.int16}
 LAYER = re.compile(r"(.*?\.\d+)\..+")
 
 
@@ -47,23 +45,15 @@ class Layer:
     activation: float
 
 
-@dataclass(frozen=True)
-class Output:
-    """What comes out of a module in a step. largest: its largest absolute value. bits: a hash of all of them."""
-
-    largest: float
-    bits: str
-
-
-def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[list[Sample], dict[str, Output]]:
-    """Step number `step`, counted from 0, before it is done: its samples, and what comes out of each module, in order.
+def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[list[Sample], dict[str, float]]:
+    """Step number `step`, counted from 0, before it is done: its samples; by module the largest value that comes out.
 
     A forward with the step's own dropout, which changes nothing. Of a model that is no language model the loss by
     sample is not known: there are no samples.
     """
     ids = bench.context.plan.sample_ids(step).tolist()
     model, samples = bench.context.model, list[Sample]()
-    largest, bits = dict[str, Tensor](), Hashes()
+    largest = dict[str, Tensor]()
 
     def note(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(_module: nn.Module, _inputs: object, output: object) -> None:
@@ -71,7 +61,6 @@ def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[l
             if isinstance(found, Tensor) and found.is_floating_point() and found.numel():
                 value = found.detach().abs().max().float()
                 largest[name] = torch.maximum(largest[name], value) if name in largest else value
-                bits.add(name, found)
 
         return hook
 
@@ -92,30 +81,7 @@ def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[l
     finally:
         for hook in hooks:
             hook.remove()
-    return samples, {name: Output(largest[name].item(), found) for name, found in bits.read().items()}
-
-
-class Hashes:
-    """Hashes by name, in the order of the names' first appearance, without waiting for the device.
-
-    Those of a step's microbatches are folded into one.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[str, Tensor] = {}
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        one = gradient_hash(_bits(tensor))
-        self._found[name] = self._found[name] * FIRST + one if name in self._found else one
-
-    def read(self) -> dict[str, str]:
-        return {name: str(total.tolist()) for name, total in self._found.items()}
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().contiguous().flatten()
-    narrow = NARROW.get(flat.element_size())
-    return flat.view(narrow).to(torch.int32) if narrow else flat.view(torch.int32)
+    return samples, {name: value.item() for name, value in largest.items()}
 
 
 def _losses(logits: Tensor, tensors: list[Tensor]) -> list[tuple[float, float]]:
@@ -133,8 +99,11 @@ def _row(microbatch: tuple[Tensor, ...], i: int) -> list[int]:
     return [*tokens, *([last] if last != IGNORE else [])]
 
 
-def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, outputs: dict[str, Output]) -> list[Layer]:
-    """Describe each layer in the step that `bench` has just done, in order. before: the weights before it."""
+def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, largest: dict[str, float]) -> list[Layer]:
+    """Describe each layer in the step that `bench` has just done, in order.
+
+    before: the weights before it. largest: as `look` has found it.
+    """
     clip, rows = clip_factor(bench, figures), list[Layer]()
     named = [(name, p) for name, p in bench.context.model.named_parameters() if p.requires_grad]
     for name, group in groupby(named, lambda item: layer_of(item[0])):
@@ -144,8 +113,7 @@ def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, outputs: d
         size = _norm(old)
         update = _norm([p.detach() - o for (_, p), o in zip(parameters, old, strict=True)])
         ratio = update / size if size else math.nan
-        largest = outputs[name].largest if name in outputs else math.nan
-        rows.append(Layer(name, gradient, update, ratio, largest))
+        rows.append(Layer(name, gradient, update, ratio, largest.get(name, math.nan)))
     return rows
 
 

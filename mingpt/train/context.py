@@ -13,24 +13,22 @@ from mingpt.compute.buckets import Bucket, Sliced, make_buckets
 from mingpt.compute.exchange import narrow_names, pack
 from mingpt.compute.guard import Range, merged
 from mingpt.compute.optimizer import Method, Rule, Update, muon_names, roles, rules, trainable
-from mingpt.compute.reduction import ExactReduction, FastReduction, OnGradient
+from mingpt.compute.reduction import ExactReduction, FastReduction
+from mingpt.compute.stats import Flags, StatsExchange
 from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
-from mingpt.snapshot.checkpointer import Flags
 from mingpt.snapshot.format import SharedState
-from mingpt.train.stats import StatsExchange
 from mingpt.world.world import World
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a run does around its steps. The defaults: nobody asks to stop, and nothing is stored, audited or timed.
+    """What a run does around its steps. The defaults: nobody asks to stop, and nothing is stored or timed.
 
     flags: what this process tells the others with each step's exchange. before_update: called before the weights
     change. phase: a block whose time is counted under a name. begin: called first in a step. times: the seconds that
-    this process has computed and waited for data, for the others. audit: a block around the computation and the sum of
-    a step's gradients. on_gradient: see Reduction.
+    this process has computed and waited for data, for the others.
     """
 
     flags: Callable[[], Flags] = Flags
@@ -38,8 +36,6 @@ class Hooks:
     phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
     begin: Callable[[], None] = lambda: None
     times: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
-    audit: Callable[["StepContext", int], AbstractContextManager[Any]] = lambda context, step: nullcontext()
-    on_gradient: OnGradient | None = None
 
 
 ALONE = Hooks()
@@ -113,10 +109,7 @@ def make_context(
         in_16_bits=pack(buckets, narrow, autocast),
         own=own(buckets, by_name, world) if own else None,
     )
-    reduction = (
-        FastReduction(buckets, world)
-        if config.reduce == "fast"
-        else ExactReduction(buckets, plan.microbatches, world, hooks.on_gradient)
-    )
+    fast = config.reduce == "fast"
+    reduction = FastReduction(buckets, world) if fast else ExactReduction(buckets, plan.microbatches, world)
     stats = StatsExchange(world, plan.microbatches)
     return StepContext(model, update, plan, autocast, world, reduction, stats, hooks)

@@ -1,4 +1,4 @@
-"""Evaluates a model on a split or samples all over it: its loss, and its accuracy if the samples have answers.
+"""Evaluates a model on a split or samples all over it: its loss, and its accuracy if the samples have labels.
 
 The figures do not depend on the world size: losses are added along one tree, and counts are whole numbers.
 """
@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute.batches import derive
+from mingpt.compute.stats import StepStats
 from mingpt.compute.tree import tree_sum_of
 from mingpt.config.schema import Config
+from mingpt.config.section import Own
 from mingpt.data.mixture import MixedSplit
 from mingpt.data.source import EvalSplit, SampledSplit, Source, sampled_split
 from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE, LanguageModel
 from mingpt.model.sampling import generate_stream
-from mingpt.observe.events import Evaluated, Evaluating, Sampled, TasksEvaluated
+from mingpt.observe.events import Evaluated, Evaluating, Sampled
 from mingpt.snapshot.format import Metrics
-from mingpt.train import tasks
 from mingpt.train.context import StepContext
-from mingpt.train.stats import StepStats
 from mingpt.world.world import Progress, World, share
 
 SAMPLE_TOKENS, SAMPLE_SECONDS = 128, 20.0  # of a text at most, for which the other processes wait
@@ -38,17 +38,17 @@ TEMPERATURE = 0.8  # as `mingpt generate` has it
 
 @runtime_checkable
 class HasLogits(Protocol):
-    """A model whose accuracy can be measured."""
+    """A model whose accuracy can be measured, where the targets are labels: of shape (batch,)."""
 
     def loss_and_logits(self, tokens: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(sum of the losses, number of targets, logits of shape (batch, time, vocabulary))."""
+        """(sum of the losses, number of targets, logits of shape (batch, classes))."""
 
 
 @dataclass(frozen=True)
 class Figures:
     """loss: nats per target; NaN without targets. targets: their number, or the sum of their weights.
 
-    questions: samples that have an answer. right: those answered correctly. spelled: bytes of the targets' text, each
+    questions: samples that have a label. right: those answered correctly. spelled: bytes of the targets' text, each
     by its target's weight.
     parts: of a mixture, each component's own. Its loss as a whole is the mean over all targets, whatever the weights.
     """
@@ -96,7 +96,6 @@ def evaluate(
     split: EvalSplit,
     world: World,
     autocast: Any,
-    answer_length: int = 0,
     byte_lengths: Sequence[int] = (),
     *,
     seed: int,
@@ -105,9 +104,8 @@ def evaluate(
 ) -> Figures:
     """The model's figures on a split of at least one microbatch. Collective: all processes call it and get the same.
 
-    answer_length: see Source; accuracy is measured for models with `loss_and_logits` only. byte_lengths: see Spelling.
-    seed, step: of the run. They seed torch for each microbatch, for models that draw random numbers. publish: called
-    after each microbatch of this process.
+    byte_lengths: see Spelling. seed, step: of the run. They seed torch for each microbatch, for models that draw random
+    numbers. publish: called after each microbatch of this process.
     """
     model.eval()
     lengths, none = torch.tensor([*byte_lengths, 0], device=world.device), torch.zeros((), device=world.device)
@@ -121,9 +119,10 @@ def evaluate(
         targets, right, questions = tensors[1], none, none
         torch.manual_seed(derive("evaluation", seed, step, microbatch))
         with autocast:
-            if answer_length and isinstance(model, HasLogits):
+            if targets.ndim == 1 and isinstance(model, HasLogits):
                 loss, count, logits = model.loss_and_logits(*tensors)
-                right, questions = count_answers(logits, targets, answer_length)
+                labeled = targets != IGNORE
+                right, questions = (labeled & (logits.argmax(-1) == targets)).sum(), labeled.sum()
             else:
                 loss, count = model(*tensors)
         spelled = none
@@ -145,25 +144,16 @@ def summed(rows: Sequence[Sequence[float]], parts: dict[str, Figures] | None = N
     return Figures(total / counted if counted else math.nan, counted, int(right), int(asked), length, parts or {})
 
 
-def count_answers(logits: Tensor, targets: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """(correct answers, questions) of a microbatch. A sample's answer is its last `length` targets.
-
-    An answer is correct if each of its targets is the likeliest token. Targets of IGNORE are left out; a sample with no
-    other target there is no question.
-    """
-    rows = len(targets)  # labels may be (rows,), with logits (rows, classes)
-    wanted, likeliest = (x.reshape(rows, -1)[:, -length:] for x in (targets, logits.argmax(-1)))
-    counts = wanted != IGNORE
-    questions = counts.any(1)
-    right = questions & ((likeliest == wanted) | ~counts).all(1)
-    return right.sum(), questions.sum()
-
-
 def sample_prompt(config: Config, vocabulary: Vocabulary) -> tuple[TextVocabulary, list[int]]:
     """The vocabulary of train.sample_every's texts, and what they begin with. Raises UserError if there can be none."""
-    text, prompt = tasks.text_of("train.sample_every", config, vocabulary), config.train.sample_prompt or "\n"
+    if isinstance(config.model, Own):
+        raise UserError("train.sample_every: it asks a GPT, and model._target_ names another model: leave it out")
+    if not isinstance(vocabulary, TextVocabulary) or not isinstance(vocabulary, Spelling):
+        kind = vocabulary.to_json()["kind"]
+        raise UserError(f"train.sample_every: the model's tokens are no text (a {kind} vocabulary): leave it out")
+    prompt = config.train.sample_prompt or "\n"
     try:
-        return text, text.encode(prompt)
+        return vocabulary, vocabulary.encode(prompt)
     except UserError as error:
         raise UserError(f"train.sample_prompt={prompt!r}: {error}: set another") from error
 
@@ -186,16 +176,12 @@ def sampled(model: LanguageModel, vocabulary: TextVocabulary, tokens: list[int],
 
 @dataclass
 class Evaluation:
-    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due.
-
-    stop: whether this process is asked to stop.
-    """
+    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due."""
 
     context: StepContext
     config: Config
     source: Source
-    publish: Callable[[Evaluating | Evaluated | TasksEvaluated | Sampled], None]
-    stop: Callable[[], bool]
+    publish: Callable[[Evaluating | Evaluated | Sampled], None]
     best_val_loss: float
     val_loss: float | None = None
 
@@ -204,11 +190,6 @@ class Evaluation:
         train, self.val_loss, phase = self.config.train, None, self.context.hooks.phase
         every, samples = train.eval_every, train.sample_every
         model, world, autocast = self.context.model, self.context.world, self.context.autocast
-        if isinstance(model, LanguageModel) and tasks.due(train, done, last):
-            with phase("evaluation"):
-                event = tasks.after_step(done, model, self.config, self.source.vocabulary, world, autocast, self.stop)
-                if event is not None:
-                    self.publish(event)
         if samples and done % samples == 0 and world.is_main and isinstance(model, LanguageModel):
             with phase("evaluation"):
                 text = sampled(model, *sample_prompt(self.config, self.source.vocabulary), autocast, self.config.seed)
@@ -221,7 +202,6 @@ class Evaluation:
                 self.part,
                 world,
                 autocast,
-                self.source.answer_length,
                 self.byte_lengths,
                 seed=self.config.seed,
                 step=done,

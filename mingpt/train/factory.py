@@ -146,8 +146,6 @@ def why_no_graph(config: Config, processes: int) -> str | None:
         return "each process has one a step, and sends it while it is computed"
     if config.reduce == "fast":
         return "reduce=fast adds microbatches up where a graph writes them"
-    if config.health.audit_every:
-        return "health.audit_every looks at each gradient"
     if config.train.recompute == "block" and draws(config):
         return "train.recompute=block reads the state of random numbers"
     if config.train.cuda_graphs == "auto" and isinstance(config.model, Own):

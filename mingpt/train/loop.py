@@ -10,12 +10,13 @@ from functools import partial
 
 from torch import Tensor
 
+from mingpt.compute.stats import StepStats
 from mingpt.errors import FINISHED, STOPPED
 from mingpt.snapshot.checkpointer import Checkpointer, Content
 from mingpt.snapshot.format import Metrics
 from mingpt.train.context import StepContext
+from mingpt.train.figures import DelayedRead, Figures
 from mingpt.train.graphs import Graphs
-from mingpt.train.stats import DelayedRead, Figures, StepStats
 from mingpt.train.step import train_step
 
 

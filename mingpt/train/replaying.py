@@ -23,7 +23,7 @@ from mingpt.history.history import Bits, History, Stretch
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.reader import read
 from mingpt.train.bench import Bench, Saved
-from mingpt.train.stats import Figures
+from mingpt.train.figures import Figures
 from mingpt.weights.reading import start_from
 from mingpt.world.env import Env
 from mingpt.world.joining import join
@@ -69,14 +69,12 @@ class Again:
 class Replay:
     """`bench` has the state after `step` steps. base: the step of the snapshot that it began from, 0: config and seed.
 
-    notes: what keeps bits from being those of the run, one line each. unlike: the attempts that these are about.
-    numerics: this machine's fingerprint.
+    notes: what keeps bits from being those of the run, one line each. numerics: this machine's fingerprint.
     """
 
     def __init__(self, past: History, step: int, world: World, here: Sequence[str]) -> None:
         self.past, self.world, self.here = past, world, tuple(here)
         self.notes = [*past.trace_damage.values()]
-        self.unlike: set[int] = set()
         self._sources: dict[str, Source] = {}
         self._configs: dict[tuple[int, tuple[str, ...]], Config] = {}  # by attempt and settings
         self._at: tuple[Stretch, tuple[str, ...]] | None = None
@@ -109,10 +107,6 @@ class Replay:
 
     def go_back(self, saved: Saved) -> None:
         self.saved, self.step = saved, saved.step
-
-    def begin_at(self, step: int) -> None:
-        """Go to the state that the snapshot of `step` stores; 0: that of config and seed. Raises as `read`."""
-        self.go_back(Saved(step, read(self.past.store, step).state) if step else self._initial())
 
     def prepare(self, settings: tuple[str, ...] = ()) -> None:
         """Make the bench that computes the next step. A new attempt, or other settings, start as a resume does."""
@@ -178,17 +172,16 @@ class Replay:
 
     def _compare_numerics(self, config: Config, source: Source, stretch: Stretch) -> None:
         if config.reduce == "fast":
-            self._note(f"attempt {stretch.attempt} added with reduce=fast: the bits depend on its processes", stretch)
+            self._note(f"attempt {stretch.attempt} added with reduce=fast: the bits depend on its processes")
         ours = fingerprint(config, self.world.device, source.sha256)
         self.numerics = ours | {"init_from": stretch.numerics.get("init_from")}
         theirs: dict[str, Any] = {k: v for k, v in stretch.numerics.items() if k not in ("init_from", "data")}
         if found := changes(theirs, ours)[0] if theirs else []:
-            self._note(f"this machine is not as that of attempt {stretch.attempt}: {', '.join(found)}", stretch)
+            self._note(f"this machine is not as that of attempt {stretch.attempt}: {', '.join(found)}")
         if not theirs:
-            self._note(f"on what machine attempt {stretch.attempt} computed is not known", stretch)
+            self._note(f"on what machine attempt {stretch.attempt} computed is not known")
 
-    def _note(self, line: str, about: Stretch) -> None:
-        self.unlike.add(about.attempt)
+    def _note(self, line: str) -> None:
         if line not in self.notes:
             self.notes.append(line)
 

@@ -44,7 +44,7 @@ from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.train.context import StepContext
 from mingpt.train.evaluation import evaluated_part
-from mingpt.train.stats import Figures
+from mingpt.train.figures import Figures
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase
 
@@ -91,8 +91,8 @@ class Reporter:
             cost = flops_per_token(parameters, shape.n_layer, shape.n_embd, shape.block_size)
             self.peak = flops * self.world.size / cost
 
-    def started(self, source: Source, audit: str) -> None:
-        """Say what this attempt will compute, and on which devices. audit: what the audit costs; "": there is none."""
+    def started(self, source: Source) -> None:
+        """Say what this attempt will compute, and on which devices."""
         device = self.context.device
         event = AttemptStarted(
             attempt=self.attempt,
@@ -115,7 +115,7 @@ class Reporter:
         )
         if self.config.reduce == "fast":
             say("reduce=fast: equal bits for another number of processes are not promised")
-        for line in (slow_precision(self.config, device), audit, *proportions(plan, source, self.config)):
+        for line in (slow_precision(self.config, device), *proportions(plan, source, self.config)):
             if line:
                 say(line)
 

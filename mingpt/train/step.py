@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mingpt.compute.stats import StepStats
 from mingpt.train.context import StepContext
 from mingpt.train.graphs import Graphs
-from mingpt.train.stats import StepStats
 
 
 def train_step(
@@ -23,33 +23,32 @@ def train_step(
     model.train()
     reduction.begin()
     hooks.begin()
-    with hooks.audit(context, step):
-        for microbatch in microbatches:
-            with hooks.phase("wait"):
-                batch = next(batches)
-            seed, last = context.plan.dropout_seed(step, microbatch), microbatch == microbatches[-1]
-            graph = graphs.of(batch, seed, last) if graphs else None
-            if graph:  # forward and backward at once
-                loss, count = graph(batch, seed)
-            else:
-                tensors = [x.to(context.device, non_blocking=True) for x in batch]
-                torch.manual_seed(seed)
-                with context.autocast:
-                    loss, count = model(*tensors)
-            losses.append(loss.detach())
-            tokens.append(count)
-            if last:  # all figures but the gradients are known; they are sent while backward computes
-                context.stats.start(losses, tokens, hooks.flags(), hooks.times())
-            if graph:
-                graph.add(microbatch, last)
-                continue
-            reduction.expect(microbatch, last)
-            if loss.requires_grad:  # otherwise the microbatch uses no parameter, and its gradients are zeros
-                update.scaled(loss).backward()
-            del loss  # and what autograd knows of it: a capture must not find that
-        with hooks.phase("exchange"):
-            reduction.finish()
-            stats = context.stats.finish()
+    for microbatch in microbatches:
+        with hooks.phase("wait"):
+            batch = next(batches)
+        seed, last = context.plan.dropout_seed(step, microbatch), microbatch == microbatches[-1]
+        graph = graphs.of(batch, seed, last) if graphs else None
+        if graph:  # forward and backward at once
+            loss, count = graph(batch, seed)
+        else:
+            tensors = [x.to(context.device, non_blocking=True) for x in batch]
+            torch.manual_seed(seed)
+            with context.autocast:
+                loss, count = model(*tensors)
+        losses.append(loss.detach())
+        tokens.append(count)
+        if last:  # all figures but the gradients are known; they are sent while backward computes
+            context.stats.start(losses, tokens, hooks.flags(), hooks.times())
+        if graph:
+            graph.add(microbatch, last)
+            continue
+        reduction.expect(microbatch, last)
+        if loss.requires_grad:  # otherwise the microbatch uses no parameter, and its gradients are zeros
+            update.scaled(loss).backward()
+        del loss  # and what autograd knows of it: a capture must not find that
+    with hooks.phase("exchange"):
+        reduction.finish()
+        stats = context.stats.finish()
     with hooks.phase("update"):
         hooks.before_update()
         norm = update(step, stats.losses.to(context.device), stats.tokens.to(context.device), reduction.sums)

@@ -55,7 +55,7 @@ class Report:
 def locate(frame: FrameType | None) -> tuple[str, set[str]]:
     """The innermost line of a stack that is ours or the user's, and what may take long there.
 
-    That is "snapshot", "compile" or "tasks" (lm-eval writes all questions of a task, or rates all answers).
+    That is "snapshot" or "compile".
     """
     place, inner, slow = "", "", set[str]()
     while frame is not None:
@@ -66,8 +66,6 @@ def locate(frame: FrameType | None) -> tuple[str, set[str]]:
         inner = inner or next((room for room in ("snapshot", "train") if ours.startswith(room + os.sep)), "")
         if file.endswith(os.path.join("torch", "_dynamo", "convert_frame.py")):
             slow.add("compile")
-        if file.endswith(os.path.join("lm_eval", "api", "task.py")):
-            slow.add("tasks")
         frame = frame.f_back
     return place or "a library", slow | ({"snapshot"} & {inner})
 

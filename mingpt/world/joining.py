@@ -234,6 +234,17 @@ def _exit_after(seconds: float, code: int) -> threading.Timer:
     return timer
 
 
+def _open_store(env: Env, config: WorldConfig) -> tuple[dist.Store, dist.Store | None]:
+    """This attempt's store, and a second connection for the watchdog; None in a world of one."""
+    if not env.launched:
+        return dist.HashStore(), None
+    shared = _connect_store(env, config.init_timeout_seconds)
+    network.limit_silence(env.port, config.timeout_seconds)
+    store = _own_namespace(shared, env.rank, env.size, config.init_timeout_seconds)
+    _choose_interface(store, env)
+    return store, store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+
+
 @contextmanager
 def join(
     config: WorldConfig, device: torch.device | None = None, settle: Callable[[Gather], list[int]] | None = None
@@ -262,14 +273,7 @@ def join(
         # keeps to it (nccl#195; NCCL 2.26 and newer). ROCm's library crashes with it (aorta#512).
         if torch.version.hip is None:
             os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
-    if env.launched:
-        shared = _connect_store(env, config.init_timeout_seconds)
-        network.limit_silence(env.port, config.timeout_seconds)
-        store = _own_namespace(shared, rank, size, config.init_timeout_seconds)
-        _choose_interface(store, env)
-        own_connection = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
-    else:
-        store, own_connection = dist.HashStore(), None
+    store, own_connection = _open_store(env, config)
     if settle:
         rank = settle(_gather_over(store, rank, size, config.init_timeout_seconds)).index(rank)
         if env.launched:

@@ -82,7 +82,7 @@ class Watchdog:
         idle, limit = self.awake - self._since, self.seconds
         if "snapshot" in slow:
             limit += SNAPSHOT_TIMEOUTS * self.timeout
-        elif slow & {"compile", "tasks"} or self.lifetime.phase < Phase.TRAINING:
+        elif "compile" in slow or self.lifetime.phase < Phase.TRAINING:
             limit += self.timeout
         self._asking = idle >= limit / 2
         on_gpus = self.world.device.type == "cuda" and self.world.size > 1

@@ -112,11 +112,6 @@ def remove(file: str) -> None:
         os.remove(file)
 
 
-def is_node(host: str) -> bool:
-    command = ["scontrol", "show", "node", host]
-    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
-
-
 def read_container() -> tuple[list[str], list[str]]:
     """srun's options, and the command that Python follows, of MINGPT_CONTAINER=image.
 
@@ -181,12 +176,11 @@ class Job:
             step.send_signal(signal.SIGUSR1)
 
     def prepare(self, preflight: bool = True) -> None:
-        """Sets up the nodes, leaves sick hosts, then runs the preflight. Exits if one of them fails."""
+        """Sets up the nodes, then runs the preflight. Exits if one of them fails."""
         self.python = self.find_python()
         os.environ.setdefault("PYTHONUNBUFFERED", "1")
         os.environ.setdefault("NCCL_DEBUG", "WARN")
-        self.before, sick = self.look()
-        self.leave(sick)
+        self.before = self.look()
         if not preflight or os.environ.get("MINGPT_PREFLIGHT") == "0":
             return
         # =0: each node prints what it found, and has time limits of its own.
@@ -214,47 +208,22 @@ class Job:
             fail(f"set-up failed (exit code {code}; the reason is above): {cure}", 64 if code == 64 else 70)
         return [f"{PROJECT}/.venv/bin/python"]
 
-    def look(self) -> tuple[str, list[str]]:
-        """The step of the run's newest snapshot, and the run's sick hosts.
+    def look(self) -> str:
+        """The step of the run's newest snapshot; "unknown": the store did not answer.
 
         A mistake in the arguments is told later, by what trains. At the end the time limit is near when this is asked.
         """
         limit = ["timeout", "-k", "5", "30"]
-        command = [*self.once_a_node, "--nodes=1", "--ntasks=1", *self.python, "-m", "mingpt.launch.sick"]
+        command = [*self.once_a_node, "--nodes=1", "--ntasks=1", *self.python, "-m", "mingpt.launch.newest"]
         done = subprocess.run(
             [*limit, *command, *self.arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        step, *hosts = done.stdout.partition("\n")[0].split() or ["unknown"]
-        return step, hosts
+        return done.stdout.partition("\n")[0].strip() or "unknown"
 
-    def leave(self, sick: list[str]) -> None:
-        """If this job has some of these hosts, it goes back into the queue without them."""
-        here = hostnames(os.environ["SLURM_JOB_NODELIST"]) if sick else []
-        # Others are of another cluster, where this run has been.
-        known = [host for host in (name.partition(".")[0] for name in sick) if is_node(host)]
-        found = [host for host in known if host in here]
-        if not found:
-            return
-        complain(
-            f"sick hosts, by run.dir/sick-hosts: {' '.join(found)}: the job goes back into the queue, to start on "
-            f"others (remove the lines of hosts that are well again)"
-        )
-        excluded = re.search(r" ExcNodeList=(\S+)", ask("scontrol", "show", "job", self.me))
-        theirs = [excluded[1]] if excluded and excluded[1] != "(null)" else []
-        if not self.requeue(*theirs, *known):
-            cure = f"scontrol update JobId={self.me} ExcNodeList=…, then scontrol release"
-            fail(f"Slurm did not take the list: {cure}", 70)
-        sys.exit(75)
-
-    def requeue(self, *hosts: str) -> bool:
-        """Puts this job, or this task of an array, back into the queue, not to start on these hosts again."""
+    def requeue(self) -> bool:
+        """Puts this job, or this task of an array, back into the queue."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm ends this script now, and the rest must be said
-        if not hosts:
-            return call("scontrol", "requeue", self.me) == 0
-        # Slurm changes the excluded hosts of waiting jobs only. If it fails, the job stays held: it would come back.
-        change = ["scontrol", "update", f"JobId={self.me}", f"ExcNodeList={','.join(hosts)}"]
-        steps = (["scontrol", "requeuehold", self.me], change, ["scontrol", "release", self.me])
-        return all(call(*step) == 0 for step in steps)
+        return call("scontrol", "requeue", self.me) == 0
 
     def train(self, command: list[str]) -> int:
         """Runs the step that trains, and returns 0, 64, 70 or 75.
@@ -293,7 +262,7 @@ class Job:
             remove(fruitless)
             return code
         # none: the warning came before this job had looked.
-        if self.before == "unknown" or (self.before != "none" and self.look()[0] != self.before):
+        if self.before == "unknown" or (self.before != "none" and self.look() != self.before):
             remove(fruitless)
         elif os.path.exists(fruitless):
             remove(fruitless)

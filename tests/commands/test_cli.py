@@ -146,7 +146,7 @@ def test_output_that_a_full_disk_takes_is_an_error(
 @pytest.mark.slow
 def test_a_program_says_so_too_and_a_run_ends_before_that(installed: Installed) -> None:
     with open("/dev/full", "w") as full:
-        words = "train experiment=synthetic train.max_steps=1 run.dir=there"
+        words = "train data=random data.vocabulary=50 model=gpt-nano train.max_steps=1 run.dir=there"
         assert "No space left on device" in installed.mingpt(words, code=70, out=full.fileno())[1]
     assert [*installed.folder.glob("there/snapshots/*/manifest.json")]
 

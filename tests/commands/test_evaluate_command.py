@@ -1,4 +1,4 @@
-"""`mingpt evaluate`: the training's own figures again, in any world, on other data, or of lm-eval's tasks."""
+"""`mingpt evaluate`: the training's own figures again, in any world, or on other data."""
 
 import json
 import math
@@ -9,20 +9,14 @@ from pathlib import Path
 import pytest
 
 from branch_kit import train
-from config_kit import configured
-from mingpt.data.vocabulary import Numbers
-from mingpt.errors import UserError
 from mingpt.metrics import read_metrics
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.writer import SnapshotWriter
-from mingpt.train.tasks import load_tasks, of_training
-from own_kit import CLASSIFIER
 from paths_kit import ROOT
-from run_kit import TIME_LIMIT, NewRun
+from run_kit import TIME_LIMIT
 from snapshot_kit import ALONE, PROVENANCE, save
-from tasks_kit import TASKS, write_tasks
 from told import Told
 from verb_kit import mingpt, store
 
@@ -30,11 +24,8 @@ CACHE = "data.cache_dir=made"
 
 
 @pytest.fixture(autouse=True)
-def around(base: Path, outlived: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offline, with tasks; and a refusal in a world, which ends its process soon after, ends only the command."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    write_tasks(base.parent / "tasks")
-    load_tasks.cache_clear()
+def around(base: Path, outlived: None) -> None:
+    """A refusal in a world, which ends its process soon after, ends only the command."""
 
 
 @pytest.fixture
@@ -111,73 +102,8 @@ def test_other_data_is_told_in_the_snapshots_vocabulary() -> None:
     "arguments",
     [
         "model.n_layer=3", "data.pth=x", "data.path=none", "--step=5", "data.val_fraction=0", "data.path=digits.txt",
-        "--limit=3", "--tasks=,", "--tasks=x --limit=0",
-        "--tasks=kit_choice data=char", "--tasks=kit_choice --include-path=lacking",
     ],
 )  # fmt: skip
 def test_mistakes(arguments: str, place: str, told: Told) -> None:
     Path("digits.txt").write_text("0123456789" * 20)
-    write_tasks(Path("lacking"), also=" über")
-    told(mingpt.refused(f"evaluate base {'' if 'task' in arguments else place} {arguments}"))
-
-
-# --- tasks ---
-
-OPTIONS = "train.eval_tasks_path=tasks"
-
-
-@pytest.mark.slow
-def test_training_measures_tasks_in_any_world_and_its_bits_stay(undisturbed: NewRun, new_run: NewRun) -> None:
-    run = new_run(f"train.eval_tasks=[{','.join(TASKS)}]", OPTIONS, "train.eval_tasks_every=8")
-    output = run.finish(2)
-    assert run.digest() == undisturbed().digest()
-    rows = {row["step"]: {k: v for k, v in row.items() if "tasks/" in k} for row in read_metrics(run.dir)}
-    assert [step for step, row in rows.items() if row] == [8, 16, 24]
-    for step in (8, 24):  # one process alone, with the same batches: to the bit
-        found = mingpt.json(f"evaluate {run.dir}@{step} --tasks {','.join(TASKS)} --include-path tasks")["results"]
-        results = {
-            f"tasks/{task}/{metric.removesuffix(',none')}": value
-            for task, values in found.items()
-            for metric, value in values.items()
-        }
-        assert len(rows[step]) == 4
-        assert rows[step].items() <= results.items()
-    assert output.count("step 24: kit_choice/acc ") == 1  # one process tells
-    assert "it/s" not in output
-
-
-FAILS = """
-import os
-
-def process_results(doc, results):
-    if os.environ["RANK"] == "1":
-        raise ZeroDivisionError("no answers")
-    return {"acc": 1}
-"""
-
-
-@pytest.mark.slow
-def test_what_is_wrong_with_a_task_never_ends_a_run(undisturbed: NewRun, new_run: NewRun) -> None:
-    """Here in one process only; all go on alike, and the last state is stored."""
-    Path("tasks/code.py").write_text(FAILS)
-    with Path("tasks/kit_choice.yaml").open("a") as task:
-        task.write("process_results: !function code.process_results\n")
-    run = new_run("train.eval_tasks=[kit_choice]", OPTIONS, "train.eval_tasks_every=16")
-    assert run.finish(2).count("not measured: ZeroDivisionError: no answers") == 2
-    assert run.digest() == undisturbed().digest()
-    assert [row["step"] for row in read_metrics(run.dir) if row.get("tasks/failed")] == [16, 24]
-
-
-def test_people_get_lm_evals_table() -> None:
-    words = "evaluate base --include-path tasks --limit 3 --num-fewshot 1 --batch-size 1 --tasks"
-    found = mingpt.json(f"{words} kit_group")
-    assert found["groups"]["kit_group"]["acc,none"] == found["results"]["kit_choice"]["acc,none"]
-    assert found["n-samples"] == {"kit_choice": {"original": 11, "effective": 3}}
-    cells = [[cell.strip() for cell in line.split("|")] for line in mingpt(f"{words} kit_cho*").splitlines()]
-    assert ("kit_choice", "1") in [(row[1], row[4]) for row in cells if len(row) > 4]
-
-
-def test_only_a_gpt_of_text_answers() -> None:
-    config = configured(*CLASSIFIER, "train.eval_tasks=[kit_choice]", OPTIONS)
-    with pytest.raises(UserError, match=r"train\.eval_tasks: "):
-        of_training(config, Numbers(9))
+    told(mingpt.refused(f"evaluate base {place} {arguments}"))

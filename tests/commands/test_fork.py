@@ -14,7 +14,6 @@ from branch_kit import go_on
 from mingpt.commands import fork as forking
 from mingpt.history.history import History
 from mingpt.observe.trace import read_trace
-from mingpt.report.auditing import intervals
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.hot import find_run_id
@@ -102,6 +101,11 @@ def test_a_fork_of_a_fork_that_has_not_trained_loses_no_setting() -> None:
     assert verified("other", 10).config["optimizer"]["lr"] == 0.005
 
 
+def on_line(url: str) -> list[int]:
+    past = History.open(url)
+    return [step for step in past.steps if past.is_on_line(step)]
+
+
 def test_the_first_snapshot_of_a_fork_of_a_fork_is_on_its_line(text: Path, cache: Path) -> None:
     """Also after the run was taken back to it."""
     mingpt(FORK)
@@ -110,9 +114,9 @@ def test_the_first_snapshot_of_a_fork_of_a_fork_is_on_its_line(text: Path, cache
     with replay("two", 9, (f"data.path={text}", f"data.cache_dir={cache}")) as run:
         assert run.base == 8
         assert run.advance().same
-    assert intervals(History.open("two")) == [(0, 8), (8, 12)]
+    assert on_line("two") == [8, 12]
     mingpt("rewind two@8")
-    assert intervals(History.open("two")) == [(0, 8)]
+    assert on_line("two") == [8]
 
 
 # --- what a stranger may have written ---
@@ -164,7 +168,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "health": {"notify": "http://127.0.0.1:9/hook"},
     "model": {"init_from": "/etc"},
     "snapshot": {"hot_dir": "elsewhere"},
-    "train": {"eval_tasks": ["evil"], "eval_tasks_path": "base/tasks"},
     "world": {"notice": "aws:http://127.0.0.1:9/imds"},
 }
 
@@ -174,7 +177,7 @@ def test_no_place_and_no_program_is_taken_from_a_strangers_config() -> None:
     assert refused() == [f"{section}.{name}" for section, values in PLACES.items() for name in values]
     mingpt(
         "fork base@8 new data.path=text.txt health.notify=null model.init_from=null snapshot.hot_dir=/dev/shm "
-        "train.eval_tasks=[] train.eval_tasks_path=null world.notice=none"
+        "world.notice=none"
     )
 
 

@@ -101,7 +101,7 @@ def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(
     "arguments",
     [
         "optimizer.lr=-1,1e-3 batch.micro_siz=2 model=gpt3,gpt2",
-        "data=char data.path=no.txt,none.txt batch.global_size=8 batch.micro_size=8",
+        "~data._target_ data=char data.path=no.txt,none.txt batch.global_size=8 batch.micro_size=8",
         "run.dir=a,b data.path=https://me:S3CRET@host/x",
         "seed",
         "optimizer.lr=interval(1e-4,1e-2)",

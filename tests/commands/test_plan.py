@@ -41,6 +41,21 @@ def test_what_does_not_fit_does_with_what_the_message_names() -> None:
     planned(f"{medium} {cured}")
 
 
+def test_the_largest_microbatch_that_fits_can_be_pasted() -> None:
+    run = "model=gpt2 model.n_layer=1 batch.global_size=96 --gpus T4:1"
+    text = mingpt(f"plan {run} batch.micro_size=2")
+    largest = int(text.splitlines()[-1].partition("the largest that fits: batch.micro_size=")[2])
+    above = min(size for size in range(largest + 1, 97) if 96 % size == 0)
+    assert 2 < largest < 96
+    assert planned(f"{run} batch.micro_size={largest}")["largest_micro_size"] == largest
+    assert planned(f"{run} batch.micro_size={above}", fits=False)["largest_micro_size"] == largest
+    # Each process has a microbatch, and a batch that doubles begins with a part of one.
+    assert planned(f"{run} batch.micro_size=2 --num-nodes 48")["largest_micro_size"] == 2
+    assert planned(f"{run} batch.micro_size=8 batch.double_at=[1,2,3]")["largest_micro_size"] % 8 == 0
+    wide = "model=gpt2-xl model.n_embd=4800 batch.global_size=1 batch.micro_size=1 --gpus T4:1"
+    assert planned(wide, fits=False)["largest_micro_size"] is None
+
+
 @pytest.mark.parametrize(
     ("gpus", "micro_size", "how", "launch", "busiest", "peak"),
     [

@@ -20,7 +20,7 @@ OWN = {"model": "model._target_=examples.classifier.Classifier", "data": "data._
 OPEN = {
     "model=own": (OWN["model"],),
     "data=own": (OWN["data"],),
-    **dict.fromkeys(("data=addition", "data=sort", "data=random", "experiment=classifier", "experiment=synthetic"), ()),
+    **dict.fromkeys(("data=random", "experiment=classifier", "experiment=synthetic"), ()),
     "experiment=finetune": (TEXT, "model.init_from=gpt2"),
 }
 FILES = sorted(config_dir().glob("*/*.yaml"))

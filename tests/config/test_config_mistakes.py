@@ -40,6 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "+experiment=gpt2_124m",
         # A value out of range, of a wrong type, or not one of the words.
         "batch.micro_size=0",
+        "batch.micro_size=auto",
         "model.dropout=1",
         "optimizer.lr=nan",
         "seed=9223372036854775808",
@@ -54,7 +55,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "world.device=mps",
         "batch.double_at=[4,2]",
         "batch.double_at=[2,4] batch.micro_size=2",
-        "batch.double_at=[4] batch.micro_size=auto",
         "world.device=cpu world.backend=nccl",
         "schedule=wsd schedule.cooldown_steps=50 train.max_steps=10",
         # Groups, sections, interpolations, grammar.
@@ -118,6 +118,7 @@ def test_as_many_processes_as_microbatches_are_not() -> None:
     [
         "experiment=shakespeare_char",
         "experiment=mnist",
+        "experiment=cifar10",
         "experiment=gpt2_124m",
         "experiment=gpt2_124m data.path=data/fineweb-edu",
         "experiment=finetune",

@@ -139,9 +139,9 @@ def test_all_data_and_models_unlike_a_gpt(tmp_path: Path) -> None:
     runs |= {f"strided {own[-4:]}": (*runs["strided"], own) for own in (LION, ADAFACTOR)}
     runs |= {"bad steps": BAD, "images": (*IMAGES, f"data.path={write_idx(tmp_path / 'images')}")}
     places = dict[str, tuple[str, ...]]()
-    for kind in ("shards", "documents apart", "chat", "mixture", "addition"):
+    for kind in ("shards", "documents apart", "chat", "mixture"):
         how, places[kind] = data_of(kind, tmp_path / "data" / kind)
-        local = () if kind in ("addition", "mixture") else (f"data.cache_dir={tmp_path}/cache",)
+        local = () if kind == "mixture" else (f"data.cache_dir={tmp_path}/cache",)
         runs[kind] = (*how, *places[kind], *local)
     # A block of a mixture is 8 steps: the weights change inside of one.
     runs["mixture"] += ("batch.global_size=512", "batch.micro_size=64", "model.block_size=8")

@@ -2,9 +2,10 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from disk_kit import Machine
 from node_kit import Node, free_port
 from run_kit import Run
 
@@ -22,7 +23,10 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 @dataclass
 class Cluster:
-    """Node 0 hosts the store, at 127.0.0.1; node 1 is at 127.0.0.2."""
+    """Node 0 hosts the store, at 127.0.0.1; node 1 is at 127.0.0.2.
+
+    machines: with disks of their own, one for each node; none: the nodes share all. least: nodes that are enough.
+    """
 
     launcher: str
     run: Run
@@ -30,15 +34,21 @@ class Cluster:
     meet_seconds: int = 300  # how long each process waits for the others: less where one never comes
     nodes: list[Node] = field(default_factory=list)
     on_step: Callable[[int], None] = lambda step: None
+    machines: Sequence[Machine] = ()
+    least: int = 2
 
     def command(self, rank: int, port: int) -> list[str]:
         address, nproc = f"127.0.0.{rank + 1}", self.processes[rank]
         trainer = training(self.run, *LIMITS, f"world.init_timeout_seconds={self.meet_seconds}")
         c10d = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", f"--local-addr={address}"]
+        inside = self.machines[rank].enter() if self.machines else []
+        nodes = "--nnodes=2" if self.least == 2 else f"--nnodes={self.least}:2"
         if self.launcher.startswith("mingpt.launch"):
             place = [*c10d, f"--node-rank={rank}", f"--rdzv-backend={self.launcher.split()[1]}"]
-            return [sys.executable, "-m", "mingpt.launch", "--nnodes=2", f"--nproc-per-node={nproc}", *place, *trainer]
-        options = ["--nnodes=2", f"--nproc-per-node={nproc}", "--max-restarts=1", "--shutdown-timeout=30"]
+            place += ["--rdzv-conf=last_call_timeout=3"] if self.least < 2 else []
+            options = [nodes, f"--nproc-per-node={nproc}", *place]
+            return [*inside, sys.executable, "-m", "mingpt.launch", *options, *trainer]
+        options = [nodes, f"--nproc-per-node={nproc}", "--max-restarts=1", "--shutdown-timeout=30"]
         options += [f"--signals-to-handle={SIGNALS}"]
         if self.launcher == "torchrun static":
             options += ["--master-addr=127.0.0.1", f"--master-port={port}", f"--node-rank={rank}"]
@@ -46,7 +56,7 @@ class Cluster:
             hosting = f"is_host={'true' if rank == 0 else 'false'}"
             waits = f"{hosting},join_timeout={self.meet_seconds},read_timeout=60"
             options += [*c10d, "--rdzv-backend=c10d", f"--rdzv-conf={waits}"]
-        return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "mingpt.train", *trainer]
+        return [*inside, sys.executable, "-m", "torch.distributed.run", *options, "-m", "mingpt.train", *trainer]
 
     def start(self) -> None:
         port = free_port()

@@ -58,6 +58,9 @@ def files_of(folder: Path) -> dict[str, Any]:
     }
 
 
+RANDOM = ("data=random", "data.vocabulary=50", "data.samples=1000")
+
+
 def data_of(kind: str, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(a run's settings for data of this kind, and what must be said of the data's places when it is looked at)."""
     lines = [" ".join(Random(n).choices(WORDS, k=6)) for n in range(120)]
@@ -86,4 +89,5 @@ def data_of(kind: str, folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
             parts.append(f"{name}: {{path: {folder}/{name}, weight: {weight}, kind: text, tokens: byte}}")
         places = (f"data.mix.web.path={folder}/web", f"data.mix.code.path={folder}/code")
         return ("data=mix", f"data.mix={{{', '.join(parts)}}}"), places
-    return (f"data={kind}", *(() if kind == "random" else ("data.val_samples=37",))), ()
+    assert kind == "random"
+    return RANDOM, ()

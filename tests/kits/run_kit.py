@@ -108,7 +108,7 @@ WARM.set_forkserver_preload(["mingpt.train.attempt", "mingpt.train.assemble", "m
 
 def warm(world: int, arguments: list[str]) -> str:
     """Train to the end in forks of a process that has imported torch; returns the output."""
-    return in_forks(world, _train, arguments)
+    return in_forks(world, train_in_fork, arguments)
 
 
 def in_forks(world: int, act: Callable[[Any], object], given: Any, nodes: int = 1) -> str:
@@ -121,7 +121,7 @@ def in_forks(world: int, act: Callable[[Any], object], given: Any, nodes: int = 
     meet = {"WORLD_SIZE": f"{world}", "LOCAL_WORLD_SIZE": f"{each}", **there}
     own = [{"RANK": f"{r}", "LOCAL_RANK": f"{r % each}"} | meet if world > 1 else {} for r in range(world)]
     with tempfile.NamedTemporaryFile("r", errors="replace") as output:
-        workers = [WARM.Process(target=_fork, args=(act, given, os.environ | o, output.name)) for o in own]
+        workers = [WARM.Process(target=act_in_fork, args=(act, given, os.environ | o, output.name)) for o in own]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -133,7 +133,7 @@ def in_forks(world: int, act: Callable[[Any], object], given: Any, nodes: int = 
         return said
 
 
-def _fork(act: Callable[[Any], object], given: Any, environ: Mapping[str, str], output: str) -> None:
+def act_in_fork(act: Callable[[Any], object], given: Any, environ: Mapping[str, str], output: str) -> None:
     out = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -146,7 +146,7 @@ def _fork(act: Callable[[Any], object], given: Any, environ: Mapping[str, str], 
     os._exit(0)  # as mingpt.train ends (cli.py): gloo's threads must not meet Python's shutdown
 
 
-def _train(arguments: list[str]) -> None:
+def train_in_fork(arguments: list[str]) -> None:
     sys.argv = ["mingpt.train", *arguments]
     main("train")
 

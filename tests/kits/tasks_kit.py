@@ -1,4 +1,4 @@
-"""Tasks of lm-eval of each kind of request, small and local: nothing is fetched for them."""
+"""Tasks of lm-eval of two kinds of request, small and local: nothing is fetched for them."""
 
 import json
 import random
@@ -20,18 +20,10 @@ doc_to_text: ""
 doc_to_target: "{{page}}"
 metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]
 """
-GENERATE = """
-task: kit_generate
-output_type: generate_until
-doc_to_text: "{{question}}"
-doc_to_target: "{{choices[gold]}}"
-metric_list: [{metric: exact_match}]
-"""
-TASKS = ("kit_choice", "kit_rolling")
 
 
-def write_tasks(folder: Path, also: str = "") -> Path:
-    """A folder of these tasks. Some answers differ in their last token only. also: what ends the last question."""
+def write_tasks(folder: Path) -> Path:
+    """A folder of these tasks. Some answers differ in their last token only."""
     chooser = random.Random(3)
     folder.mkdir(parents=True)
     rows = [
@@ -43,14 +35,11 @@ def write_tasks(folder: Path, also: str = "") -> Path:
         }
         for i in range(11)
     ]
-    rows[-1]["question"] = f"{rows[-1]['question']}{also}"
     for name, these in (("questions", rows), ("pages", rows[:3])):
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in these))
-    for text in (CHOICE, ROLLING, GENERATE):
+    for text in (CHOICE, ROLLING):
         of = folder / ("pages.jsonl" if text is ROLLING else "questions.jsonl")
         name, options = text.split()[1], {"data_files": {"test": str(of)}, "cache_dir": f"{folder}/cache"}
         data = f"dataset_path: json\ntest_split: test\nfewshot_split: test\ndataset_kwargs: {json.dumps(options)}\n"
         (folder / f"{name}.yaml").write_text(text + data)
-    group = "group: kit_group\ntask: [kit_choice]\naggregate_metric_list: [{metric: acc, weight_by_size: true}]\n"
-    (folder / "group.yaml").write_text(group)
     return folder

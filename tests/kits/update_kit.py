@@ -40,6 +40,7 @@ def update_of(
     fp16: bool = False,
     buckets: Sequence[Bucket] = (),
     autocast: torch.autocast | None = None,
+    health: Health | None = None,
 ) -> Update:
     named, role_of = trainable(model), roles(model)
     buckets = buckets or make_buckets(named, muon_names(config.name, role_of), world, world.size > 1)
@@ -53,7 +54,7 @@ def update_of(
         global_size=global_size,
         tokens_per_microbatch=tokens_per_microbatch,
         fp16=fp16,
-        health=Health(),
+        health=health or Health(),
         in_16_bits=pack(buckets, narrow_names(model, autocast), autocast),
         own=OwnUpdate(config, buckets, by_name, world) if isinstance(config, Own) else None,
     )

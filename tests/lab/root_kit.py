@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from itertools import count
 from pathlib import Path
@@ -90,10 +90,12 @@ def build(dockerfile: Path, context: Path, base: Path, folder: Path) -> Stage:
             case "FROM":
                 image, _, name = rest.partition(" AS ")
                 assert image in stages or re.fullmatch(PYTHON, image), image
-                parent = stages[image].root if image in stages else base
+                parent = stages.get(image, Stage(base))
                 # Not by its name, which may be that of `base` in `folder`.
-                stage = stages[name] = Stage(folder / f"stage-{next(numbers)}")
-                subprocess.run(["cp", "-a", "--reflink=auto", str(parent), str(stage.root)], check=True, timeout=LIMIT)
+                stage = replace(parent, root=folder / f"stage-{next(numbers)}", env={**parent.env})
+                stages[name] = stage
+                copy = ["cp", "-a", "--reflink=auto", str(parent.root), str(stage.root)]
+                subprocess.run(copy, check=True, timeout=LIMIT)
             case "WORKDIR":
                 stage.workdir = rest
                 (stage.root / rest[1:]).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What goes back into a real Slurm's queue, and where it starts again: an array's task, a job with a sick host."""
+"""What goes back into a real Slurm's queue, and where it starts again: an array's task."""
 
 import re
 import sys
@@ -44,15 +44,3 @@ def test_one_task_of_an_array_goes_back_into_the_queue_alone(project: Path, jobs
     wait_until(lambda: re.search(r"^resumed from step \d+ of ", tasks[0].log(), re.M), "the task resumes")
     assert [task.field("Restarts") for task in tasks] == ["1", "0"]
     assert tasks[1].field("JobState") == "RUNNING"
-
-
-def test_a_job_leaves_a_host_that_was_found_sick(project: Path, jobs: list[Job]) -> None:
-    run = shared("sick")
-    (run / "sick-hosts").write_text("n1\n")
-    wait_until(lambda: set(on("login", "sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"}, "all nodes are idle")
-    job = submit(jobs, project, "synthetic", "--nodes=1", f"run.dir={run}", *SYNTHETIC)
-    wait_until(lambda: job.field("Restarts") == "1", f"the job goes back\n{job.tail()}")
-    start_now(job)
-    job.wait_for("^step 20: snapshot ")
-    assert "sick hosts, by run.dir/sick-hosts: n1: the job goes back" in job.log("err")
-    assert (job.field("ExcNodeList"), job.field("NodeList")) == ("n1", "n2")

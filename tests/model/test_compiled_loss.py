@@ -49,7 +49,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Written:
     ("kind", "words", "weighted"), [("gpt", WORDS, False), ("modern", WORDS, True), ("gpt", PADDED, False)]
 )
 def test_training_writes_no_float32_logits(written: Written, kind: str, words: int, weighted: bool) -> None:
-    """It keeps the matrix product for backward, in 16 bits. Evaluation's graph is compiled when it is asked for."""
+    """It keeps the matrix product for backward, in 16 bits."""
     model, tokens = small(kind, words).train(), random_tokens(BATCH, BLOCK)
     targets = tokens.roll(1, 1)
     targets[0, 2:5] = IGNORE
@@ -61,6 +61,3 @@ def test_training_writes_no_float32_logits(written: Written, kind: str, words: i
         loss.backward()
         assert written == [[torch.bfloat16], []]
         torch.testing.assert_close((loss, count), whole[:2])
-        with torch.no_grad():
-            torch.testing.assert_close(model.loss_and_logits(tokens, targets, weights), whole)
-    assert written[2:] == [[torch.float32]]

@@ -31,7 +31,6 @@ from mingpt.observe.events import (
     Sampled,
     StepDone,
     StepSkipped,
-    TasksEvaluated,
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import Trace
@@ -73,7 +72,6 @@ def published(first: int, last: int) -> list[Event]:
             events.append(StepSkipped(step, loss, norm, 1, False, (), ()))
         if step % 8 == 0:
             events.append(Evaluated(step, loss + 1, 0.5, 1, 4, {"web": loss}, 2.5))
-            events.append(TasksEvaluated(step, {"arc/acc": 0.75}))
             events.append(Sampled(step, f"the king\n{step}"))
     return [*events, AttemptEnded(last, last == LAST, None)]
 
@@ -158,7 +156,7 @@ def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> No
     assert ("val_loss", True) in defined
     expected: Curves = defaultdict(list)
     for event in published(1, LAST):
-        if isinstance(event, StepDone | Evaluated | TasksEvaluated):
+        if isinstance(event, StepDone | Evaluated):
             for key, value in event.curves.items():
                 if value == value:  # not the norm that is no number
                     expected[key].append((event.step, value))

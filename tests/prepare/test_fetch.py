@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import io
+import os
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -13,11 +15,13 @@ from pyarrow import parquet
 
 import bpe_kit
 import hub_kit
+import image_kit
 from config_kit import configured
 from examples.images import files
 from mingpt import cli
 from mingpt.data.bpe import read_tokenizer
 from mingpt.prepare import extras, fetch
+from told import Told
 
 Captured = pytest.CaptureFixture[str]
 MEMBERS = {
@@ -108,7 +112,9 @@ def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_index")
-@pytest.mark.parametrize(("name", "code"), [("shakespeare", 70), ("mnist", 64), ("fashion-mnist", 64)])
+@pytest.mark.parametrize(
+    ("name", "code"), [("shakespeare", 70), ("mnist", 64), ("fashion-mnist", 64), ("cifar-10", 64)]
+)
 def test_without_a_package_manager_or_its_index_the_error_says_what_to_do(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -120,13 +126,47 @@ def test_without_a_package_manager_or_its_index_the_error_says_what_to_do(
     assert not (tmp_path / "data").exists()
 
 
+# In curl's place: it brings an archive, or does not reach the network.
+CURL = """#!/bin/sh
+[ "$*" = "-fsSLO https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz" ] || exit 2
+[ -e {archive} ] || {{ echo "curl: (6) Could not resolve host: www.cs.toronto.edu" >&2; exit 6; }}
+exec cp {archive} .
+"""
+
+
+def test_cifar_10_comes_by_itself_from_its_authors_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Its files are unpacked where configs/ expect them; without a network, the error names the address."""
+    contents, archive = image_kit.cifar_files(), tmp_path / "cifar-10-binary.tar.gz"
+    (curl := tmp_path / "bin/curl").parent.mkdir()
+    curl.write_text(CURL.format(archive=archive))
+    curl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{curl.parent}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run("fetch", ["--for", "experiment=cifar10"]) == 70
+    assert {*fetch.CORPORA["cifar-10"].command.split(), "(6)"} <= {*re.split("[ `]", capsys.readouterr().err)}
+    assert not (tmp_path / "data").exists()
+    packed = image_kit.write_archive(archive, contents).read_bytes()
+    real = fetch.CORPORA["cifar-10"]
+    texts = tuple(dataclasses.replace(text, sha256=sha256(contents[text.members[0]])) for text in real.texts)
+    small = dataclasses.replace(real, sha256=sha256(packed), texts=texts)
+    monkeypatch.setitem(fetch.CORPORA, "cifar-10", small)
+    assert cli.run("fetch", ["--for", "experiment=cifar10"]) == 0
+    archive.unlink()
+    assert cli.run("fetch", ["--for", "experiment=cifar10"]) == 0  # all is there
+    path = str(configured("experiment=cifar10").data.places()["data.path"])
+    assert files.source(path, 4).sha256 == files.source(str(image_kit.write_archive(archive, contents)), 4).sha256
+
+
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
         ("", "shakespeare"),
         ("data=fashion-mnist", "fashion-mnist"),
+        ("experiment=cifar10", "cifar-10"),
         ("data=gpt2 data.path=data/shakespeare.txt", "shakespeare gpt2-vocabulary"),
-        ("experiment=gpt2_124m data.path=data/fineweb-edu", ""),  # too large to begin by the way
+        ("experiment=gpt2_124m data.path=s3://bucket/fineweb-edu", ""),  # too large to begin by the way
         ("experiment=mnist data.path=data/../data/mnist/", "mnist"),
         ("experiment=mine --config-dir=. seed=2", ""),
         (f"data=mix {MIX}", "shakespeare gpt2-vocabulary"),
@@ -136,12 +176,31 @@ def test_what_a_run_reads_is_fetched(
     overrides: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[fetch.Corpus] = []
-    monkeypatch.setattr(fetch, "fetch", lambda corpus, folder: fetched.append(corpus))
+
+    def write(corpus: fetch.Corpus, folder: Path) -> None:
+        fetched.append(corpus)
+        for text in corpus.texts:
+            (folder / text.name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / text.name).touch()
+
+    monkeypatch.setattr(fetch, "fetch", write)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\ndefaults: [synthetic]\n")
     assert cli.run("fetch", ["--for", *overrides.split()]) == 0
     assert fetched == [fetch.CORPORA[name] for name in names.split()]
+
+
+@pytest.mark.parametrize("place", ["here", "on a rented machine"])
+def test_a_file_that_is_not_there_is_told_before_training(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, told: Told
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if place != "here":
+        monkeypatch.setenv("SKYPILOT_SETUP_NODE_IPS", "10.0.0.1")
+    overrides = "data.path=data/book.txt", "model=gpt2", "model.init_from=data/weights"
+    assert cli.run("fetch", ["--for", *overrides]) == 64
+    told(capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("mirror")
@@ -161,7 +220,6 @@ def test_a_slip_is_a_mistake(arguments: str, tmp_path: Path, monkeypatch: pytest
         ("track=[trackio,wandb]", "trackio wandb"),
         ("data=gpt2 data.path=data/shakespeare.txt", "bpe tensorboard"),
         ("experiment=gpt2_124m data.path=hf://datasets/me/tokens", "bpe hf tensorboard"),
-        ("train.eval_tasks=[hellaswag]", "eval tensorboard"),
         ("model=gpt2 model.init_from=me/model", "hf tensorboard"),
         ("data.tokens=bpe data.tokenizer=me/model", "bpe hf tensorboard"),
         (f"data=mix {MIX}", "bpe s3 tensorboard"),

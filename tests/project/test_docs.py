@@ -25,6 +25,9 @@ OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]+")
 THEIRS = {
     "mine",
     "countdown",
+    "data.count",
+    "data.digits",
+    "data.validation",
     "model.hidden",
     "optimizer.betas",
     "schedule.cooldown",

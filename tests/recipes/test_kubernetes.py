@@ -102,7 +102,11 @@ def test_each_runs_what_its_variables_say() -> None:
     from_labels = {v["name"]: v["valueFrom"] for job in found for v in job["env"] if "valueFrom" in v}
     assert from_labels == {
         name: {"fieldRef": {"fieldPath": f"metadata.labels['jobset.sigs.k8s.io/{label}']"}}
-        for name, label in (("PET_NNODES", "replicatedjob-replicas"), ("PET_NODE_RANK", "job-index"))
+        for name, label in (
+            ("PET_NNODES", "replicatedjob-replicas"),
+            ("PET_NODE_RANK", "job-index"),
+            ("PET_MASTER_ADDR", "coordinator"),
+        )
     }
     for job in found:
         told = {variable["name"]: variable.get("value", "") for variable in job["env"]}

@@ -15,7 +15,7 @@ from recipe_kit import REQUIRED, envs, recipe, sky_variables
 # In the place of the preflight and the launcher: shell lines, which the environment has. Who waits says for how long.
 SITE = """
 import os, sys, time
-line = {"mingpt.preflight": "LOOK", "mingpt.launch": "LAUNCH"}.get(sys.orig_argv[2])
+line = {"mingpt.launch.starts": "COUNT", "mingpt.preflight": "LOOK", "mingpt.launch": "LAUNCH"}.get(sys.orig_argv[2])
 if line and sys.orig_argv[1].endswith("/world/start"):  # as children of mingpt start
     os.execvp("bash", ["bash", "-c", os.environ.get(line, "exit 0")])
 time.sleep = print
@@ -47,15 +47,20 @@ def section(folder: Path, **variables: str) -> dict[str, str]:
 def test_a_node_ends_with_a_code_that_skypilot_is_told_of(
     end: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its preflight, and by its launcher."""
+    """By the look at its starts before, its preflight, and its launcher."""
+    monkeypatch.setenv("SKYPILOT_NODE_RANK", "0")
     (program := tmp_path / "python").write_text(f"#!/bin/sh\necho $* >>{tmp_path}/log\n[ $2 != $ENDS ] || {end}\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    for ends, begun in (("mingpt.preflight", 1), ("mingpt.launch", 2)):
+    for begun, ends in enumerate(("mingpt.launch.starts", "mingpt.preflight", "mingpt.launch"), 1):
         (tmp_path / "log").unlink(missing_ok=True)
         monkeypatch.setenv("ENDS", ends)
         assert run(["--from-env"]) == code
-        assert (tmp_path / "log").read_text().count(" --from-env\n") == (begun if code else 2)
+        assert (tmp_path / "log").read_text().count(" --from-env\n") == (begun if code else 3)
+    monkeypatch.setenv("SKYPILOT_NODE_RANK", "1")  # the first node counts for all
+    (tmp_path / "log").unlink()
+    run(["--from-env"])
+    assert "starts" not in (tmp_path / "log").read_text()
 
 
 def test_a_node_that_is_asked_to_stop_waits_for_its_launcher(tmp_path: Path) -> None:

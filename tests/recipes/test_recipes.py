@@ -41,15 +41,24 @@ def read(recipe, given):
         "spot": sorted(r.use_spot for r in task.resources), "recovery": [r.job_recovery for r in task.resources],
         "autostop": [vars(r.autostop_config) if r.autostop_config else None for r in task.resources],
         "resources": [
-            [r.network_tier and r.network_tier.value, r.disk_size, r.max_hourly_cost, *(r.image_id or {}).values()]
-            for r in task.resources
+            [r.network_tier, r.disk_size, r.max_hourly_cost] for r in task.resources
         ],
-        "volumes": task.volumes,
+        "volumes": task.volumes, "hooks": [r.hooks for r in task.resources],
         "envs": task.envs, "setup": task.setup, "run": task.run, "probe": task.service and task.service.readiness_path,
     }
 print(json.dumps([[read(*given) for given in json.load(sys.stdin)], connections]))
 """
-RECIPES = {"train": 1, "train-rdzv": 2, "train-spot": 2, "generate": 1, "evaluate": 1, "serve": 1}  # and their nodes
+RECIPES = {
+    "train": 1,
+    "train-rdzv": 2,
+    "train-spot": 2,
+    "generate": 1,
+    "evaluate": 1,
+    "serve": 1,
+    "prepare": 1,
+    "nccl-test": 2,
+}  # and their nodes
+IDLE = {"train": 60, "train-rdzv": 60}  # minutes: a run may lie on the head's disk
 GIT = {"url": "https://github.com/you/mingpt", "ref": "v1"}
 
 
@@ -63,7 +72,7 @@ def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> 
     page = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/skypilot.md").read_text(), re.M | re.S)
     copies = [*map(yaml.safe_load, page), {"volumes": {"/runs": "my-volume"}}]
     assert [*map(list, copies)] == [
-        ["workdir"], ["resources"], ["pool", "resources", "workdir", "setup"], ["volumes"]
+        ["resources"], ["pool", "resources", "workdir", "setup"], ["config"], ["volumes"]
     ]  # fmt: skip
     cases += [({**recipe("train"), **copy}, {}) for copy in copies]
     cases += [(recipe("train-spot"), {}), ({**recipe("train"), "num_node": 2}, {})]  # mistakes
@@ -72,30 +81,32 @@ def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> 
     command = [str(SKY), "-c", ASK_SKY]
     done = ran(command, input=json.dumps(cases), env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    (*tasks, in_git, _, resources, pool, volume, no_bucket, misspelt), connections = json.loads(
+    (*tasks, in_git, resources, pool, hooks, volume, no_bucket, misspelt), connections = json.loads(
         done.stdout.splitlines()[-1]
     )
     assert connections == []
     assert "RUN_DIR" in no_bucket["error"]  # before it costs anything
     assert "num_node" in misspelt["error"]
     assert in_git["workdir"] == GIT
-    assert resources["resources"] == [["best", 512, 100, "docker:registry.example.org/you/mingpt:1"]]
+    assert resources["resources"] == [[None, 256, 100]]
+    assert {event for (hook,) in hooks["hooks"] for event in hook["events"]} == {"preemption"}
     assert pool["probe"] is not None  # SkyPilot keeps a pool as a service
     assert volume["volumes"] == {"/runs": "my-volume"}
     for (name, nodes), task in zip(RECIPES.items(), tasks, strict=True):
         assert (task["num_nodes"], task["workdir"]) == (nodes, "."), name
         assert task["envs"].items() <= envs(name, **wishes[name]).items()
-        assert task["envs"].keys() >= {"EXPERIMENT", "RUN_DIR", "OVERRIDES"}
+        if name not in ("prepare", "nccl-test"):
+            assert task["envs"].keys() >= {"EXPERIMENT", "RUN_DIR", "OVERRIDES"}
         assert "bash recipes/setup.sh" in task["setup"]
         assert task["run"].strip() == str(recipe(name)["run"]).strip()
         if name == "train-spot":
-            assert task["spot"] == [False] * 4 + [True] * 4
+            assert task["spot"] == [False] * 2 + [True] * 2
             again = {"recover_on_exit_codes": [70, 75, 143], "max_restarts_on_errors": 0}
             assert all(recovery == recovery | again for recovery in task["recovery"])
         elif name == "serve":
             assert (task["probe"], task["ports"]) == ("/health", ["['8000']"])
         else:  # a managed job's machines end with the job
-            assert {(stop["idle_minutes"], stop["down"]) for stop in task["autostop"]} == {(10, True)}
+            assert {(stop["idle_minutes"], stop["down"]) for stop in task["autostop"]} == {(IDLE.get(name, 10), True)}
 
 
 @pytest.mark.parametrize(
@@ -218,8 +229,8 @@ def started(name: str, folder: Path, rank: int = 0, gpus: int = 0, **changed: ob
     (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
     shown = ("RUN_DIR", "OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "PET_MAX_RESTARTS")
     printed = " ".join(f'"{variable}=${variable}"' for variable in shown) + ' "PID=$$"'
-    before = 'case "$*" in preflight*) echo "$*"; exit ${PREFLIGHT_ENDS_WITH:-0} ;; esac'
-    for tool in ("torchrun", "mingpt"):
+    before = 'case "$*" in preflight*|export*) echo "$*"; exit ${PREFLIGHT_ENDS_WITH:-0} ;; esac'
+    for tool in ("torchrun", "mingpt", "lm_eval"):
         stub = folder / ".venv/bin" / tool
         stub.write_text(f'#!/bin/sh\n{before}\nprintf "<%s>\\n" "$@" {printed}\nexit 75\n')
         stub.chmod(0o755)
@@ -238,7 +249,10 @@ def started(name: str, folder: Path, rank: int = 0, gpus: int = 0, **changed: ob
         *((name, 1, 10, {}) for name in TEACHING),  # a process for each GPU, unless told otherwise
         *((name, 1, 4, {"NPROC_PER_NODE": "3"}) for name in TEACHING),
         ("evaluate", 0, 0, {"RUN_DIR": "s3://b/run 1", "OPTIONS": "--json --step 3"}),
+        ("evaluate", 0, 0, {"RUN_DIR": "s3://b/run 1", "TASKS": "arc_easy", "OPTIONS": "--limit 3"}),
         ("generate", 0, 0, {"RUN_DIR": "s3://b/run 1", "PROMPT": "-- To be", "OPTIONS": "--tokens 3"}),
+        ("prepare", 0, 0, {"SOURCE": "s3://b/*.jsonl", "OPTIONS": "--tokens 10B --field *"}),
+        ("nccl-test", 1, 8, {}),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ import pytest
 
 from node_kit import Node, ask_to_stop, free_port, listening, wait_until
 from paths_kit import ROOT
-from recipe_kit import DEFAULT, HEAD, OTHER, envs, recipe, sky_variables
+from recipe_kit import DEFAULT, HEAD, OTHER, TEACHING, envs, recipe, sky_variables
 from run_kit import TINY, NewRun
 
 pytestmark = pytest.mark.slow
@@ -45,9 +45,8 @@ def launch(workdir: Path, text: Path, cache: Path) -> Launch:
         for rank in (0, 1):
             env = {**envs(name, **changed, NPROC_PER_NODE=processes[rank]), **sky_variables(rank)}
             hear = (on_line or {}).get(rank, lambda line: None)
-            section = str(recipe(name)["run"]).replace(":29500", f":{port}")  # of train-rdzv
             env["PET_MASTER_PORT"] = str(port)
-            nodes.append(Node(["bash", "-c", section], env, workdir, hear))
+            nodes.append(Node(["bash", "-c", str(recipe(name)["run"])], env, workdir, hear))
             if rank == 0:
                 wait_until(lambda: listening(port) or nodes[0].process.poll() is not None, "the head listens")
         return nodes
@@ -72,7 +71,7 @@ def stored(line: str) -> bool:
     return re.match(r"step \d+: snapshot \w+ in ", line) is not None
 
 
-def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resized(
+def test_train_yaml_stops_when_all_nodes_are_told_to_as_sky_cancel_does_and_resumes_resized(
     launch: Launch, undisturbed: NewRun, new_run: NewRun
 ) -> None:
     run = new_run()
@@ -80,8 +79,8 @@ def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resize
 
     def stop(line: str) -> None:
         if re.match(r"step +7/", line):
-            script = nodes[1].process.pid  # it has become torchrun
-            ask_to_stop(script, workers=nodes[1].workers())
+            scripts = [node.process.pid for node in nodes]  # they have become torchrun
+            ask_to_stop(*scripts, workers=[worker for node in nodes for worker in node.workers()])
 
     nodes += launch("train", run.dir, (2, 1), on_line={0: stop})
     assert 0 not in ends(nodes), said(nodes)
@@ -95,7 +94,10 @@ def test_train_yaml_stops_everywhere_when_one_node_is_told_to_and_resumes_resize
 
 
 @pytest.mark.example
-def test_train_rdzv_yaml_starts_a_killed_process_again(launch: Launch, undisturbed: NewRun, new_run: NewRun) -> None:
+@pytest.mark.parametrize("name", TEACHING)
+def test_a_killed_process_is_started_again_in_place(
+    name: str, launch: Launch, undisturbed: NewRun, new_run: NewRun
+) -> None:
     run = new_run()
     nodes: list[Node] = []
     killed: list[int] = []
@@ -105,7 +107,7 @@ def test_train_rdzv_yaml_starts_a_killed_process_again(launch: Launch, undisturb
             killed.append(nodes[1].workers()[0])
             os.kill(killed[0], signal.SIGKILL)
 
-    nodes += launch("train-rdzv", run.dir, (2, 1), on_line={0: kill, 1: kill})  # either may have process 0
+    nodes += launch(name, run.dir, (2, 1), on_line={0: kill, 1: kill})  # either may have process 0
     assert ends(nodes) == [0, 0], said(nodes)
     assert killed
     assert re.search(r"resumed from step \d+ of ", said(nodes))

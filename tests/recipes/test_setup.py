@@ -1,14 +1,19 @@
 """recipes/setup.sh with stubs in place of uv and Python: what it installs when, and that two at once don't collide."""
 
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import pydantic
 import pytest
 
-from paths_kit import ROOT
+from mingpt.command import code_of
+from mingpt.prepare import extras
+from paths_kit import ROOT, ran
 from recipe_kit import envs, recipe
 from told import Told
 
@@ -25,7 +30,8 @@ case "$*" in *constraints-cpu.txt) exit 1 ;; *-m\\ pip*) sleep 0.02; [ ! -e brok
 case "$*" in *import\\ torch*) exit 1 ;; esac
 case "$*" in *mingpt.prepare.extras*) [ -z "$REAL" ] || exec "$REAL" "$@" ;; esac
 case "$*" in *mingpt.prepare.extras*) set -- "$@" "$EXPERIMENT $RUN_DIR $OVERRIDES" ;; esac
-case "$*" in *mingpt.prepare.extras*mistake*) echo "error: mistake" >&2; exit 64 ;; esac
+case "$*" in *recipes/early.py*) set -- "$@" "$EXPERIMENT $RUN_DIR $OVERRIDES" ;; esac
+case "$*" in *mingpt.prepare.extras*mistake*|*early.py*mistake*) echo "error: mistake" >&2; exit 64 ;; esac
 case "$*" in *mingpt.prepare.extras*gpt2*) echo bpe ;; esac
 case "$*" in *mingpt.prepare.extras*s3:*) echo s3 ;; esac
 """
@@ -48,6 +54,7 @@ class Machine:
         self.bin.mkdir()
         shutil.copy(ROOT / "recipes/setup.sh", self.folder / "recipes")
         shutil.copy(ROOT / "recipes/install.sh", self.folder / "recipes")
+        (self.folder / "recipes/early.py").touch()
         for name in ("pyproject.toml", "constraints.txt", "constraints-cpu.txt"):
             shutil.copy(ROOT / name, self.folder)
         (self.folder / "python-stub").write_text(PYTHON)
@@ -87,10 +94,13 @@ MAKE = [
 LOOK = ["python -m mingpt.prepare.extras --from-env", "python -m mingpt.data.fetch --for --from-env"]
 
 
+BUILD = ["python pip --no-deps --require-hashes -r /dev/stdin", "python pip -c constraints.txt hatchling setuptools"]
+EARLY = [*BUILD, "python pip -c constraints.txt hydra-core pydantic fsspec", "python recipes/early.py --from-env"]
+
+
 def install(extras: str = "") -> list[str]:
     return [
-        "python pip --no-deps --require-hashes -r /dev/stdin",
-        "python pip -c constraints.txt hatchling setuptools",
+        *BUILD,
         "python pip --no-deps --require-hashes -r constraints-cpu.txt",
         "python pip --no-deps -e .",
         f"python pip -c constraints.txt mingpt-exact[{extras}]",
@@ -129,33 +139,80 @@ def test_what_a_set_up_installs_and_fetches(machine: Machine, told: Told) -> Non
     (machine.folder / ".venv/half").touch()
     set_up("an environment that was half removed")
     set_up("a mistake", {"OVERRIDES": "mistake=1"}, code=64)
-    told(calls)
     assert machine.errors == "error: mistake\n"
+    shutil.rmtree(machine.folder / ".venv")
+    set_up("a mistake on a new machine: before torch", {"OVERRIDES": "mistake=1"}, code=64)
+    assert machine.errors == "error: mistake\n"
+    set_up("after that")
+    told(calls)
 
 
 def test_of_two_nodes_that_share_a_folder_one_installs_and_the_other_waits(machine: Machine) -> None:
     processes = [machine.start() for _ in range(3)]
     assert [process.wait(200) for process in processes] == [0, 0, 0]
-    assert machine.calls() == [*MAKE, *install(), *LOOK, *LOOK, *LOOK]
+    assert machine.calls() == [*MAKE, *EARLY, *install(), *LOOK, *LOOK, *LOOK]
 
 
 def test_without_uv_python_makes_the_environment_and_uv_is_found_where_skypilot_puts_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.has("python3")
-    assert machine.set_up() == ["python3 -m venv .venv", *install(), *LOOK]
+    assert machine.set_up() == ["python3 -m venv .venv", *EARLY, *install(), *LOOK]
     assert machine.set_up() == LOOK
     shutil.rmtree(machine.folder / ".venv")
     on_the_path, machine.bin = machine.bin, machine.folder / ".local/bin"  # HOME is the folder
     machine.bin.mkdir(parents=True)
     machine.has("uv")
     machine.bin = on_the_path
-    assert machine.set_up() == [*MAKE, *install(), *LOOK]
+    assert machine.set_up() == [*MAKE, *EARLY, *install(), *LOOK]
 
 
 def test_gpus_that_torch_cannot_use_fail_the_set_up_and_not_the_speed(machine: Machine) -> None:
     machine.has("nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA L4'\n")
     assert machine.set_up(code=1)[-1].startswith("python -c import torch")
     assert not (machine.folder / ".venv/.setup").exists()
+
+
+MISTAKES = [
+    "train.max_step=3", "run.name='a b'", "model=gpt3", "optimizer.lr=-1", "data.block=3", "model.n_head=5", "+new=1",
+    "batch.micro_size=7", "track=[wandbb]", "experiment=shakespear", "run.dir=r2://b/run", "train.steps=1; seed=x",
+]  # fmt: skip
+# Judges lists of overrides, in a Python that has no packages but hydra, pydantic, fsspec and what they need.
+WITHOUT_TORCH = """
+import json, runpy, sys
+sys.path.insert(0, sys.argv[1])
+early = runpy.run_path(sys.argv[2])
+sys.meta_path.insert(0, early["Finder"])
+from mingpt.command import code_of
+found = [code_of(lambda: early["main"](words)) for words in json.load(sys.stdin)]
+print(json.dumps(found))
+assert not hasattr(sys.modules["torch"], "__file__")
+"""
+LIGHT = (
+    "hydra", "omegaconf", "antlr4", "packaging", "yaml", "_yaml", "fsspec", "pydantic", "pydantic_core",
+    "annotated_types", "typing_extensions.py", "typing_inspection",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_config_is_judged_without_torch_as_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packages = Path(pydantic.__file__).parent.parent
+    for name in LIGHT:  # as `recipes/install.sh PYTHON config` leaves it
+        (tmp_path / name).symlink_to(packages / name)
+    right = [[f"experiment={file.stem}"] for file in sorted((ROOT / "configs/experiment").glob("*.yaml"))]
+    own = [[*words, "train.max_step=3"] for words in right]
+    cases = [*right, *own, *(["experiment=synthetic", *mistake.split("; ")] for mistake in MISTAKES)]
+    python = [sys.executable, "-I", "-S", "-c", WITHOUT_TORCH, str(tmp_path), str(ROOT / "recipes/early.py")]
+    early = ran(python, input=json.dumps(cases), cwd=ROOT)
+    assert early.returncode == 0, early.stderr
+    codes = [code_of(partial(extras.main, words)) for words in cases]
+    found = json.loads(early.stdout.splitlines()[-1])
+    # Whether a class of the user's own is a module can't be seen without torch, and what else it is asked for.
+    of_own = {"experiment=cifar10", "experiment=mnist", "experiment=classifier"}
+    for words, code, whole in zip(cases, found, codes, strict=True):
+        assert code == whole or (code == 0 and words[-1] in of_own), words
+    assert codes[len(right) :] == [64] * (len(own) + len(MISTAKES))
+    told = set(capsys.readouterr().err.splitlines())
+    assert {line for line in early.stderr.splitlines() if line.startswith("error")} <= told
 
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")

@@ -26,8 +26,8 @@ exit $code
 SET_UP = """echo set-up "$@" >>log; exit "${SET_UP_ENDS_WITH:-0}" """
 PYTHON = """#!/bin/bash
 case "$*" in
-  *mingpt.launch.sick*moving=1) echo x >>looked; wc -l <looked ;;
-  *mingpt.launch.sick*) [ -z "$FOUND" ] || { echo "$FOUND"; sleep 0.2; } ;;
+  *mingpt.launch.newest*moving=1) echo x >>looked; wc -l <looked ;;
+  *mingpt.launch.newest*) [ -z "$FOUND" ] || { echo "$FOUND"; sleep 0.2; } ;;
   *mingpt.preflight*) exit "${PREFLIGHT_ENDS_WITH:-0}" ;;
   *warned*) echo "python $*" >>log; kill -USR1 "$(cat job)"; exit 75 ;;
   *export=told) echo "SLURM_EXPORT_ENV=$SLURM_EXPORT_ENV" >>log ;;
@@ -40,13 +40,9 @@ while [[ $1 != *.sif ]]; do shift; done
 shift
 "$@"
 """
-# The job has the hosts n1 and n2, and the user has excluded n9.
 SCONTROL = """#!/bin/bash
 case "$*" in
-  "show hostnames"*) printf 'n1\\nn2\\n' ;;
-  "show node"*) [ "$3" != elsewhere ] ;;
-  "show job"*) echo "   ReqNodeList=(null) ExcNodeList=n9" ;;
-  *) echo "scontrol $*" >>log; [[ "$*" != "${SCONTROL_FAILS:-nothing}"* ]] ;;
+  *) echo "scontrol $*" >>log ;;
 esac
 """
 
@@ -68,7 +64,6 @@ def project(tmp_path: Path) -> Path:
 
 START = "job.py launch experiment=mnist --nproc-per-node=2 train.max_steps=3"
 ARRAY = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NAME": "lr sweep"}
-SICK = {"FOUND": "5 n2.cluster n7 elsewhere"}
 SIF = {"MINGPT_CONTAINER": "/images/mingpt.sif", "SLURM_GPUS_ON_NODE": "2"}
 PYXIS = {"MINGPT_CONTAINER": "registry#mingpt:1", "MINGPT_CONTAINER_MOUNTS": "/a:/b"}
 
@@ -102,11 +97,6 @@ def job(project: Path, start: str = START, **more: str) -> tuple[int, str, list[
         (0, "job.py launch 'run.name=lr-${oc.env:SLURM_ARRAY_TASK_ID}'", ARRAY),
         (64, "job.py tasks run.name=v13", ARRAY),
         (64, "elastic.py +run.dir=/a", ARRAY),  # which gives none a run of its own
-        # A job leaves hosts that were found sick, but for others'. It stays held if Slurm does not take the list.
-        (75, "job.py launch", SICK),
-        (75, "job.py launch", SICK | ARRAY),
-        (0, "job.py launch", {"FOUND": "5 n7"}),
-        (70, "job.py launch", {"FOUND": "5 n2", "SCONTROL_FAILS": "update"}),
         # Containers: each step in pyxis', each program in apptainer's.
         (0, "job.py launch experiment=mnist", PYXIS),
         (0, "job.py tasks experiment=mnist", PYXIS),

@@ -75,7 +75,6 @@ VERBS = {
     "report": ("report", "{run} --out {new}.html"),
     "log": ("log", "{run}"),
     "diff": ("diff", "{run} {run}"),
-    "audit": ("audit", "{run} --sample 0 {text}"),
     "list": ("snapshots", "list {run}"),
     "show": ("snapshots", "show {run}"),
     "verify": ("snapshots", "verify {run}"),
@@ -90,9 +89,9 @@ VERBS = {
         "track=[tensorboard]",
     ),
 }
-SLOW = ("replay", "fork", "train", "copy", "audit")
+SLOW = ("replay", "fork", "train", "copy")
 # They look at the run's directory, not at snapshots alone.
-WHOLE = ("report", "log", "diff", "audit", "replay", "train")
+WHOLE = ("report", "log", "diff", "replay", "train")
 
 
 def call(verb: str, **places: object) -> int:

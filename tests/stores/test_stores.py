@@ -106,5 +106,5 @@ def assert_nobody_creates_a_bucket(there: str, folder: str) -> None:
         write([("run.dir", url)], "me", f"{url}/snapshots")  # preflight's
     for command in (["list"], ["copy", there]):
         assert cli.run("snapshots", [*command, url]) == USER_ERROR, command
-    assert attempt([*TINY, "data=addition", f"run.dir={url}", f"data.cache_dir={folder}"], Lifetime()) == USER_ERROR
+    assert attempt([*TINY, "data=random", f"run.dir={url}", f"data.cache_dir={folder}"], Lifetime()) == USER_ERROR
     assert not fsspec.filesystem(scheme).exists("no-such-bucket")

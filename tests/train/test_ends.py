@@ -15,10 +15,11 @@ from unittest.mock import Mock, patch
 import pytest
 import torch.distributed as dist
 
+from mingpt.compute.stats import Flags
 from mingpt.config.schema import WorldConfig
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR, SnapshotFailed
 from mingpt.snapshot import writer as writer_module
-from mingpt.snapshot.checkpointer import Checkpointer, Flags
+from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store

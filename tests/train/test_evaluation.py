@@ -27,7 +27,7 @@ from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.language import IGNORE
 from mingpt.observe.events import Evaluating
 from mingpt.train import evaluation
-from mingpt.train.evaluation import Figures, count_answers, evaluate, evaluated_part
+from mingpt.train.evaluation import Figures, evaluate, evaluated_part
 from mingpt.world.world import World, share
 from snapshot_kit import ALONE
 
@@ -67,36 +67,32 @@ class Pretended(World):
         return [self.said[rank] for rank in sorted(self.said)]
 
 
-def measured(
-    model: nn.Module, data: EvalSplit, answer_length: int = 0, world: World = ALONE, **options: Any
-) -> Figures:
-    return evaluate(model, data, world, nullcontext(), answer_length, **{"seed": 1, "step": 2} | options)
+def measured(model: nn.Module, data: EvalSplit, world: World = ALONE, **options: Any) -> Figures:
+    return evaluate(model, data, world, nullcontext(), **{"seed": 1, "step": 2} | options)
 
 
-def in_worlds_of(size: int, model: nn.Module, data: EvalSplit, answers: int = 0) -> Figures:
+def in_worlds_of(size: int, model: nn.Module, data: EvalSplit) -> Figures:
     world = Pretended(0, size, 0, torch.device("cpu"), "gloo")
     for rank in sorted(range(size), key=lambda rank: not share(rank, size, len(data))):  # the last hears all
         whole = [data[i] for i in range(len(data))]  # no mixture: of that, the first ones hear too little
-        measured(model, whole, answers, replace(world, rank=rank))
-    return measured(model, data, answers, replace(world, rank=rank))
+        measured(model, whole, replace(world, rank=rank))
+    return measured(model, data, replace(world, rank=rank))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_figures_are_the_same_in_any_world(model: GPT, weighted: bool) -> None:
     data = split(7, weighted)
-    alone, part = measured(model, data, 2), evaluated_part(data, 4)
-    assert alone.questions == 7 * 3 - 1
+    events = list[Evaluating]()
+    alone, part = measured(model, data, publish=events.append), evaluated_part(data, 4)
+    assert [(event.step, event.share) for event in events] == [(2, n / 7) for n in range(1, 8)]
     with torch.no_grad():
         losses, counts = map(list, zip(*(model(*tensors) for tensors in data), strict=True))
     assert alone.loss == pytest.approx(float(sum(losses) / sum(counts)), rel=1e-6)
-    events = list[Evaluating]()
-    without = measured(model, data, publish=events.append)
-    assert [(event.step, event.share) for event in events] == [(2, n / 7) for n in range(1, 8)]
-    assert (without.loss, without.accuracy, without.questions) == (alone.loss, None, 0)
+    assert (alone.accuracy, alone.questions) == (None, 0)  # it has logits, but its targets are no labels
     for size in (2, 3, 7, 9):
-        assert in_worlds_of(size, model, data, 2) == alone
+        assert in_worlds_of(size, model, data) == alone
     for size in (1, 2, 3):
-        assert in_worlds_of(size, model, part, 2) == measured(model, [data[i] for i in (0, 1, 3, 5)], 2)
+        assert in_worlds_of(size, model, part) == measured(model, [data[i] for i in (0, 1, 3, 5)])
 
 
 @pytest.mark.parametrize("size", [2, 3, 9])
@@ -153,12 +149,20 @@ def test_the_help_says_what_an_evaluation_may_cost() -> None:
     assert f"null: {evaluation.EVAL_TOKENS} tokens at most" in (Train.model_fields["eval_batches"].description or "")
 
 
-@pytest.mark.parametrize(("length", "right"), [(1, 3), (2, 3), (3, 2)])
-def test_a_sample_is_right_if_all_of_its_answer_is_the_likeliest(length: int, right: int) -> None:
-    logits = torch.eye(4)[torch.tensor([1, 2, 3]).expand(5, -1)]
-    # right; its first token is wrong; right in all that counts; its last one is wrong; no question
-    targets = torch.tensor([[1, 2, 3], [0, 2, 3], [IGNORE, IGNORE, 3], [1, 2, 1], [IGNORE] * 3])
-    assert [int(x) for x in count_answers(logits, targets, length)] == [right, 4]
+class Likeliest(nn.Module):
+    """The likeliest class of a row is its number."""
+
+    def loss_and_logits(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return rows.sum(), (labels != IGNORE).sum(), torch.eye(4)[rows]
+
+
+def test_a_sample_is_right_if_its_label_is_the_likeliest_class_in_any_world() -> None:
+    """One without a label is no question."""
+    rows = torch.tensor([[0, 1, 2], [3, 2, 1]])
+    data = [*zip(rows, torch.tensor([[0, 2, 2], [IGNORE, IGNORE, 1]]), strict=True)]
+    alone = measured(Likeliest(), data)
+    assert (alone.right, alone.questions, alone.accuracy) == (3, 4, 0.75)
+    assert in_worlds_of(2, Likeliest(), data) == alone
 
 
 class Given(nn.Module):

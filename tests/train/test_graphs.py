@@ -172,11 +172,6 @@ REFUSALS: dict[str, tuple[tuple[str, ...], type[Recorded], str]] = {
         Recorded,
         "microbatches are computed without a graph: train.recompute",
     ),
-    "audit": (
-        ("health.audit_every=2",),
-        Recorded,
-        "microbatches are computed without a graph: health.audit_every looks",
-    ),
 }
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mingpt.compute.stats import Flags, StatsExchange
 from mingpt.config import compose
 from mingpt.config.schema import Config, WorldConfig
 from mingpt.data.source import Source, sampled_split
@@ -26,17 +27,17 @@ from mingpt.observe.events import (
     Observers,
     StepDone,
 )
-from mingpt.snapshot.checkpointer import Checkpointer, Flags
+from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.train import assemble, loop, stats
+from mingpt.train import assemble, loop
 from mingpt.train.bad_steps import BadSteps
 from mingpt.train.evaluation import Evaluation
 from mingpt.train.factory import build
+from mingpt.train.figures import DelayedRead, Moment
 from mingpt.train.loop import Run
 from mingpt.train.reporter import Pace, Reporter, begin_snapshots
 from mingpt.train.resume import other_validation
-from mingpt.train.stats import DelayedRead, Moment
 from mingpt.world.clock import Clock
 from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime, Phase
@@ -110,13 +111,13 @@ def open_run(place: str, text: Path, cache: Path, world: World) -> OpenRun:
         lifetime.clock, lifetime.phase = Clock("step"), Phase.JOINED
         checkpointer = Checkpointer(config, world, 0, print)
         assemble.place_model(config, source, model, world)
-        hooks = assemble.hooks_of(checkpointer, lifetime, world.device, None)
+        hooks = assemble.hooks_of(checkpointer, lifetime, world.device)
         context = assemble.context_of(config, source, model, world, hooks)
         origin = assemble.restore(config, source, context, checkpointer)
         record = assemble.claim_attempt(config, source, origin, checkpointer, world)
         begin_snapshots(checkpointer, record, watching)
         reporter = Reporter(config, watching, context, lifetime, origin.step, record.attempt)
-        evaluation = Evaluation(context, config, source, watching.publish, lambda: False, origin.best_val_loss)
+        evaluation = Evaluation(context, config, source, watching.publish, origin.best_val_loss)
         bad_steps = BadSteps(config, context, checkpointer, watching)
         run = assemble.run_of(config, source, context, checkpointer, origin.step, evaluation, bad_steps, reporter)
         run = replace(run, read=DelayedRead(origin.step, late=late))
@@ -262,10 +263,10 @@ def test_a_stop_of_one_process_is_heard_by_all_and_losses_are_added_along_the_tr
         received.copy_(torch.cat([sent[0], sent[-1]]))
         return Mock()
 
-    monkeypatch.setattr(stats, "all_gather", all_gather)
+    monkeypatch.setattr("mingpt.compute.stats.all_gather", all_gather)
     losses = [torch.tensor(x) for x in (1e8, 1.0, -1e8, 3.0, 1e-8)]
     for rank, mine in enumerate((losses[:2], losses[2:])):
-        exchange = stats.StatsExchange(World(rank, 2, rank, torch.device("cpu"), "gloo"), 5)
+        exchange = StatsExchange(World(rank, 2, rank, torch.device("cpu"), "gloo"), 5)
         tokens = [torch.tensor(1.0 if rank else 2.0**24)] * len(mine)
         exchange.start(mine, tokens, Flags(stop=rank == 1), (0.5, 0.25))
     found = exchange.finish()

@@ -12,7 +12,7 @@ from mingpt.train.closeup import layers, look
 from mingpt.train.replaying import Again, Change, replay
 from mingpt.world.lifetime import Lifetime
 from poison_kit import POISONED, poison
-from replay_kit import data_of, files_of, train_here
+from replay_kit import RANDOM, data_of, files_of, train_here
 
 
 def again(url: str, first: int, last: int, *here: str) -> tuple[int, list[Again]]:
@@ -35,7 +35,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, ...
     return run_dir, where
 
 
-@pytest.mark.parametrize("kind", ["documents apart", "addition", "sort"])
+@pytest.mark.parametrize("kind", ["documents apart", "random"])
 def test_bits_are_those_recorded(kind: str, tmp_path: Path) -> None:
     """exactness/test_worlds.py: of several processes. frozen/test_frozen.py: of other kinds."""
     how, where = data_of(kind, tmp_path / "data")
@@ -51,7 +51,7 @@ def test_bits_are_those_recorded(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["precision=fp16", "reduce=fast", "health.spike_sigma=3"])
 def test_numbers_and_optimizers_in_a_bucket(setting: str) -> None:
-    train_here(url := f"memory://{uuid4().hex}", "data=sort", "data.val_samples=37", setting, "train.max_steps=6")
+    train_here(url := f"memory://{uuid4().hex}", *RANDOM, setting, "train.max_steps=6")
     assert [step.same for step in again(url, 5, 6)[1]] == [True] * 2
 
 
@@ -94,23 +94,22 @@ def test_what_cannot_be_had(small: tuple[str, tuple[str, ...]], tmp_path: Path) 
 
 
 def test_a_step_under_the_lens(tmp_path: Path) -> None:
-    train_here(f"{tmp_path}/run", "data=sort", "data.val_samples=37", "train.max_steps=5")
+    train_here(f"{tmp_path}/run", *RANDOM, "train.max_steps=5")
     with replay(f"{tmp_path}/run", 5) as run:
         run.prepare()
-        _, outputs = look(run.bench, 4)
+        _, largest = look(run.bench, 4)
         before = {name: p.detach().clone() for name, p in run.bench.context.model.named_parameters()}
         figures = run.advance().figures
-        found = layers(run.bench, before, figures, outputs)
+        found = layers(run.bench, before, figures, largest)
     assert sum(x.gradient**2 for x in found) ** 0.5 == pytest.approx(figures.grad_norm, rel=1e-5)
     assert all(x.update > 0 and x.activation > 0 for x in found)
 
 
 def test_another_setting_from_there_on(tmp_path: Path) -> None:
     """The bits are those of a run that was resumed with it."""
-    how = ("data=sort", "data.val_samples=37")
-    train_here(f"{tmp_path}/run", *how, "train.max_steps=8")
-    train_here(f"{tmp_path}/short", *how, "train.max_steps=5")
-    train_here(f"{tmp_path}/short", *how, "train.max_steps=8", "optimizer.lr=0.03", "resume.changed=true")
+    train_here(f"{tmp_path}/run", *RANDOM, "train.max_steps=8")
+    train_here(f"{tmp_path}/short", *RANDOM, "train.max_steps=5")
+    train_here(f"{tmp_path}/short", *RANDOM, "train.max_steps=8", "optimizer.lr=0.03", "resume.changed=true")
     with replay(f"{tmp_path}/run", 6) as run:
         run.advance()
         changed = [run.advance(Change(("optimizer.lr=0.03",))) for _ in range(3)]

@@ -17,7 +17,7 @@ from mingpt.snapshot.store import Store
 from mingpt.train import resume
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from replay_kit import settings_of, train_here
+from replay_kit import RANDOM, settings_of, train_here
 from snapshot_kit import ALONE
 from told import Told
 
@@ -60,13 +60,13 @@ def test_what_does_not_affect_the_result_gives_no_alarm(setting: str) -> None:
 def test_each_other_key_affects_the_result() -> None:
     """The schema's marks, as a list that a new key has to be put into here, too."""
     free = {
-        "train.max_steps train.log_every train.eval_every train.eval_batches train.eval_tasks train.eval_tasks_every",
-        "train.eval_tasks_limit train.eval_tasks_path train.recompute train.sample_every train.sample_prompt",
+        "train.max_steps train.log_every train.eval_every train.eval_batches",
+        "train.recompute train.sample_every train.sample_prompt",
         "train.cuda_graphs",
         "optimizer.reference_batch optimizer.shard optimizer.momentum schedule.cooldown_steps",  # momentum: but of muon
         "optimizer.ema batch.double_at",  # where there is none: runs of before keep their names
         "health.spike_window health.max_skips",  # where there is no window, or no rollback
-        "health.hang_seconds health.audit_every health.straggler_ratio health.notify profile.steps track observers",
+        "health.hang_seconds health.straggler_ratio health.notify profile.steps track observers",
         "model.init_from data.workers data.path data.tokenizer data.cache_dir data.cache_timeout_seconds",
     }
     of_text = {k for k in keys({}) if k.partition(".")[0] not in ("run", "world", "snapshot", "launch", "resume")}
@@ -136,7 +136,7 @@ def test_a_key_that_an_older_version_lacked_had_its_default() -> None:
 def test_a_second_experiment_does_not_go_on_with_the_first_ones_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url, how = str(tmp_path / "run"), ("data=sort", "data.val_samples=37")
+    url, how = str(tmp_path / "run"), RANDOM
     store = Store(f"{url}/snapshots")
     train_here(url, *how, "train.max_steps=4")
     assert attempt(settings_of(url, *how, "optimizer.lr=1"), Lifetime()) == USER_ERROR

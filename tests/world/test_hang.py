@@ -4,7 +4,6 @@ import json
 import sys
 import threading
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +34,7 @@ HANGS = {
     "does not answer": ({0: report(12), 1: report(12, host="n2")}, {1}),
     "has never answered": ({0: report(12)}, {2}),
     "has left one out": (
-        {0: report(11), 1: report(10, "train/stats.py:70", "n2", recent=SKIPPED), 2: report(11)},
+        {0: report(11), 1: report(10, "compute/stats.py:70", "n2", recent=SKIPPED), 2: report(11)},
         set(),
     ),
     "all of nine": ({r: report(12, f"data/shards.py:{r}") for r in range(9)}, set()),
@@ -59,7 +58,6 @@ def inside(*files: Path) -> tuple[str, set[str]]:
 
 
 PACKAGE = Path(hangreport.PACKAGE)
-TASK = Path(getattr(find_spec("lm_eval"), "origin", "")).parent / "api/task.py"
 THREADING, DYNAMO = Path(threading.__file__), Path(torch.__file__).parent / "_dynamo/convert_frame.py"
 
 
@@ -72,7 +70,6 @@ def test_a_place_is_the_innermost_line_that_is_ours_or_the_users(library: Path) 
 
 def test_what_takes_long_is_known_by_who_waits_for_it() -> None:
     assert DYNAMO.exists(), "torch has moved it: the watchdog would take a compiler for a hang"
-    assert TASK.exists(), "lm-eval has moved it: the watchdog would take a long task for a hang"
     snapshot, loop, run, storage = (
         PACKAGE / file for file in ("snapshot/writer.py", "train/loop.py", "train/step.py", "storage.py")
     )
@@ -80,9 +77,6 @@ def test_what_takes_long_is_known_by_who_waits_for_it() -> None:
     # But not what a snapshot asks the loop for.
     assert inside(loop, snapshot, run) == ("train/step.py:2", set())
     assert inside(run, DYNAMO) == ("train/step.py:2", {"compile"})
-    # The questions of a task take long to write, but not to answer.
-    assert inside(run, TASK) == ("train/step.py:2", {"tasks"})
-    assert inside(TASK.parents[1] / "evaluator.py", run) == ("train/step.py:2", set())
 
 
 # --- two watchdogs of one process, with a real store between them, and a clock of their own ---

@@ -1,4 +1,4 @@
-"""`python -m mingpt.launch.sick [overrides]`: the newest snapshot's step and the run's sick hosts, in one line.
+"""`python -m mingpt.launch.newest [overrides]`: the step of the run's newest snapshot; 0 if there is none.
 
 For recipes/slurm/job.py.
 """
@@ -12,14 +12,13 @@ from mingpt.config.commandline import given
 from mingpt.console import say
 from mingpt.errors import FINISHED
 from mingpt.launch.launcher import newest_step
-from mingpt.observe import sick
 from mingpt.parsers import parse
 
 
 def main(arguments: list[str]) -> int:
     config = compose.configure(tuple(given(parse("launch", arguments))))
     assert config is not None  # the parser has answered --help
-    say(" ".join([str(newest_step(config)), *sick.read(config.run.dir)]))
+    say(str(newest_step(config)))
     return FINISHED
 
 

@@ -1,0 +1,43 @@
+"""`python -m mingpt.launch.starts [overrides]`: end a managed job whose starts leave no new snapshot.
+
+mingpt.launch gives up after launch.max_attempts_without_progress attempts in a row without a new snapshot. But SkyPilot
+starts a managed job again after each crash, without a limit of number, and on new machines nothing remembers the starts
+before: a program that crashes before its first snapshot would rent machines for ever. So the job's first node runs this
+before all else. It holds the job's starts to the same number, and keeps them in run.dir, one line a start.
+"""
+
+import os
+import sys
+from functools import partial
+
+from mingpt.command import code_of
+from mingpt.config import compose
+from mingpt.config.commandline import given
+from mingpt.errors import FINISHED, UserError
+from mingpt.folder import Folder
+from mingpt.launch.launcher import newest_step
+from mingpt.parsers import parse
+
+FILE = "attempts/starts"
+
+
+def main(arguments: list[str], job: str) -> int:
+    """Add this start of a job to the run's. Raises UserError if those before it have all been in vain."""
+    config = compose.configure(tuple(given(parse("launch", arguments))))
+    assert config is not None  # the parser has answered --help
+    folder, limit = Folder(config.run.dir), config.launch.max_attempts_without_progress
+    step = newest_step(config)
+    # A job that is launched again has another id, so its starts are counted anew.
+    start = f"{job} at step {step}\n".encode()
+    before = (folder.read(FILE) or b"").splitlines(keepends=True)[-limit:]
+    if before == [start] * limit:
+        raise UserError(
+            f"{limit} starts of this job in a row (launch.max_attempts_without_progress) have left no snapshot after "
+            f"step {step}: the reason is in the log of each (sky jobs logs): correct it, then launch the job again"
+        )
+    folder.write(FILE, b"".join([*before, start]))
+    return FINISHED
+
+
+if __name__ == "__main__":
+    sys.exit(code_of(partial(main, sys.argv[1:], os.environ["SKYPILOT_TASK_ID"])))

@@ -1,0 +1,38 @@
+"""Which network NCCL takes between the nodes, and how fast it is: all-reduces with one GPU of each node.
+
+All else in the preflight goes over TCP. So it finds nothing wrong where NCCL misses InfiniBand or EFA (an image without
+libibverbs, a container without the devices): NCCL then takes TCP, many times slower, and says so with NCCL_DEBUG=INFO
+alone. This runs in a helper, last of all, since NCCL may hang or take the process with it.
+"""
+
+import os
+import re
+from datetime import timedelta
+from tempfile import NamedTemporaryFile
+
+from mingpt.preflight import meeting
+
+SECONDS = 60  # for NCCL's start and the all-reduces
+BYTES = 2**28  # of one
+ADVICE = (
+    "look at what NCCL_DEBUG=INFO prints; an image needs libibverbs1, ibverbs-providers and librdmacm1, a container "
+    "/dev/infiniband, and EFA also libfabric and aws-ofi-nccl (docs/large.md)"
+)
+
+
+# What NCCL says of the networks that it finds, with their devices, and of the one that it takes.
+NETWORK = re.compile(
+    r"NCCL INFO (NET/\w+ ?: Using \[0\].*|NET/OFI Selected .*|Failed to open libibverbs.*|Using network .*)"
+)
+TCP = "Using network Socket"
+
+
+def measure() -> str:
+    """How fast it is, and what NCCL says of networks. After `meeting.reduce`, whose environment stays."""
+    import torch.distributed as dist
+
+    with NamedTemporaryFile("r") as log:
+        os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": log.name}
+        group = dist.new_group(backend="nccl", timeout=timedelta(seconds=SECONDS))
+        speed = meeting.speed([BYTES], "cuda", group) / 1e9
+        return f"{speed:.1f} GB/s from one GPU; {', '.join(NETWORK.findall(log.read()))}"

@@ -1,0 +1,225 @@
+"""A run on one machine's disk, without a bucket or a common folder: the same bits, and files on that disk alone.
+
+Each machine of a test has a disk, a memory and a host name of its own; `run.dir` is the relative runs/x on all of them.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disk_kit import RUN, SHAPE, Ended, Machine, Nodes, machines, train
+from mingpt.snapshot.hot import find_run_id
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+from node_kit import needs_mount
+from run_kit import NewRun, Run
+from snapshot_kit import files
+from verb_kit import mingpt
+
+pytestmark = [pytest.mark.slow, needs_mount]
+
+SHORT = ("train.max_steps=12", "world.timeout_seconds=60", "world.init_timeout_seconds=120")
+HOT = "snapshot.hot_every_steps=2"
+MARKER = f"{RUN}/elsewhere.json"
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Iterator[list[Machine]]:
+    with machines(tmp_path, "ada", "bob", "cyd", "dan") as made:
+        yield made
+
+
+@pytest.fixture
+def run(text: Path, cache: Path) -> Run:
+    return Run(RUN, text, cache, SHORT)
+
+
+@pytest.fixture
+def expected(undisturbed: NewRun) -> dict[int, str]:
+    """The digest of each step that one process alone has stored."""
+    return digests(undisturbed(*SHORT))
+
+
+def digests(run: Run) -> dict[int, str]:
+    return {step: mingpt.json("snapshots show", run.dir, "--step", step)["digest"] for step in run.store.steps()}
+
+
+def until(step: int) -> str:
+    return f"train.max_steps={step}"
+
+
+def finished(nodes: Nodes, run: Run, *overrides: str, head: Machine | None = None) -> Ended:
+    ended = train(nodes, run.arguments(*overrides), head=head)
+    assert ended.codes == [[0] * each for _, each in nodes], ended.output
+    return ended
+
+
+def refused(nodes: Nodes, run: Run, *overrides: str) -> Ended:
+    """All of them end with 64, and no disk and no memory has changed."""
+    before = [(machine.files(), machine.hot_files()) for machine, _ in nodes]
+    ended = train(nodes, run.arguments(*overrides))
+    assert ended.codes == [[64] * each for _, each in nodes], ended.output
+    assert [(machine.files(), machine.hot_files()) for machine, _ in nodes] == before
+    return ended
+
+
+def marker(machine: Machine) -> Any:
+    return json.loads((machine.disk / MARKER).read_text())
+
+
+def id_of(machine: Machine) -> str | None:
+    return find_run_id(f"{machine.disk}/{RUN}")
+
+
+def resumed(ended: Ended) -> list[int]:
+    return [int(step) for step in re.findall(r"resumed from step (\d+) of ", ended.output)]
+
+
+def only_marker(machine: Machine) -> bool:
+    return [*machine.files()] == [MARKER]
+
+
+def test_all_files_are_the_heads(four: list[Machine], run: Run, tmp_path: Path, expected: dict[int, str]) -> None:
+    """Two nodes with two processes and one. The head is SkyPilot's node 0, which is torchrun's node 1 here."""
+    ada, bob, *_ = four
+    ended = finished([(bob, 1), (ada, 2)], run, head=ada)
+    shared = Run(str(tmp_path / "shared" / "runs" / "x"), run.text, run.cache, run.overrides)
+    shared.finish(3)
+    # Parts, claims, journal, metrics, config.yaml, run-id.
+    assert files(ada.disk) == [f"{RUN}/{name}" for name in files(Path(shared.dir))]
+    assert only_marker(bob)
+    assert marker(bob) == {"run": id_of(ada), "host": "ada", "attempt": 1, "step": 12}
+    assert ada.digests() == expected == digests(shared)
+    assert f"run.dir={RUN} is on ada's disk alone" in ended.said["ada"]
+    [entry] = mingpt.json("snapshots show", ada.disk / RUN)["history"]
+    assert entry["disk"] == "ada"
+    assert mingpt.json("snapshots show", shared.dir)["history"][0].get("disk") is None
+
+
+def test_the_machine_with_the_run_is_a_worker_node_now(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
+    """torchrun, and SkyPilot's head, say otherwise: whole nodes are moved, so that sums still travel in two hops."""
+    ada, bob, *_ = four
+    finished([(ada, 2), (bob, 2)], run, until(4))
+    ended = finished([(bob, 2), (ada, 2)], run, head=bob)
+    assert resumed(ended) == [4]
+    said = {name: sorted(line for line in text.splitlines() if "as rank" in line) for name, text in ended.said.items()}
+    ranks = {"ada": (0, 1), "bob": (2, 3)}
+    assert said == {name: [SHAPE.format(rank=r, shape=(2, 2)) for r in those] for name, those in ranks.items()}
+    assert ada.digests() == expected
+    assert only_marker(bob)
+    assert marker(bob) == {"run": id_of(ada), "host": "ada", "attempt": 2, "step": 12}
+
+
+def test_a_node_more_and_a_node_fewer(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
+    ada, bob, cyd, _ = four
+    finished([(ada, 1), (bob, 1)], run, until(4))
+    assert resumed(finished([(cyd, 1), (bob, 1), (ada, 1)], run, until(8))) == [4]
+    assert resumed(finished([(cyd, 1), (ada, 1)], run)) == [8]
+    assert ada.digests() == expected
+    assert [only_marker(machine) for machine in (bob, cyd)] == [True, True]
+    one = {"run": id_of(ada), "host": "ada"}
+    assert [marker(bob), marker(cyd)] == [one | {"attempt": 2, "step": 8}, one | {"attempt": 3, "step": 12}]
+
+
+def killed(nodes: Nodes, run: Run, step: int) -> None:
+    """All processes are killed after this step, which is in the memory of each node."""
+    ended = train(nodes, run.arguments(HOT), killed_after=step)
+    assert ended.codes == [[-9] * each for _, each in nodes], ended.output
+    assert [max(machine.hot_steps()) for machine, _ in nodes] == [step] * len(nodes)
+
+
+def test_without_the_machine_that_has_it(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
+    """No second run begins silently, and what the others have in memory, perhaps the only copies, stays."""
+    ada, bob, cyd, _ = four
+    killed([(ada, 1), (bob, 1)], run, 6)
+    assert only_marker(bob)
+    first = id_of(ada)
+    assert marker(bob) == {"run": first, "host": "ada", "attempt": 1, "step": 4}
+    in_memory = bob.hot_files()
+    ended = refused([(cyd, 1), (bob, 1)], run, HOT)
+    assert re.search(rf"error: .*run\.dir={RUN}\b.*\bada\b.*\bstep 4\b.*\bbob\b.*\bstep 6\b", ended.output), (
+        ended.output
+    )
+    for way_out in ("copy its folder", "run.name", "resume.anew=true", f"/dev/shm/mingpt-{os.getuid()}/x-"):
+        assert way_out in ended.output
+    refused([(bob, 1)], run, HOT)  # nor alone
+
+    assert resumed(finished([(cyd, 1), (bob, 1)], run, HOT, "resume.anew=true")) == []
+    assert only_marker(bob)
+    assert id_of(cyd) not in (None, first)
+    assert marker(bob) == {"run": id_of(cyd), "host": "cyd", "attempt": 1, "step": 12}
+    assert cyd.digests() == expected
+    assert bob.hot_files() == in_memory
+
+    ended = refused([(ada, 1), (cyd, 1)], run)  # it is back: two runs under one name
+    assert re.search(rf"error: .*run\.dir={RUN}\b.*\bada\b.*\bcyd\b", ended.output), ended.output
+    ended = refused([(ada, 1), (bob, 1)], run)
+    assert re.search(rf"error: .*run\.dir={RUN}\b.*\bcyd\b.*\bstep 12\b", ended.output), ended.output
+
+
+def test_what_another_nodes_memory_has(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
+    """The machine with the disk was switched off and on: step 6, in slices of both, is in the other one's memory."""
+    ada, bob, *_ = four
+    killed([(ada, 1), (bob, 1)], run, 6)
+    with machines(ada.disk.parent, "ada") as (again,):
+        ended = finished([(bob, 1), (again, 1)], run, HOT)
+        assert resumed(ended) == [6]
+        assert again.digests() == expected
+        assert only_marker(bob)
+        assert [again.hot_files(), bob.hot_files()] == [{}, {}]  # the run has finished
+
+
+def test_the_newest_claim_decides(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
+    """Copies of the folder lie elsewhere: an older one, and one from before a rewind, whose step is higher."""
+    ada, bob, cyd, _ = four
+    finished([(cyd, 1)], run, until(4))
+    shutil.copytree(cyd.disk / RUN, ada.disk / RUN)
+    assert resumed(finished([(ada, 1), (cyd, 1)], run, until(8))) == [4]  # of equal ones the first node's
+    assert [ada.digests().keys(), cyd.digests().keys()] == [{8, 4}, {4}]
+    shutil.copytree(ada.disk / RUN, bob.disk / RUN)
+    mingpt("snapshots rewind", ada.disk / RUN, "--step", 4)
+    old = bob.files()
+    ended = finished([(bob, 1), (cyd, 1), (ada, 1)], run)
+    assert resumed(ended) == [4]
+    assert ada.digests() == expected
+    assert {name: raw for name, raw in bob.files().items() if name != MARKER} == old
+    one = {"run": id_of(ada), "host": ada.name, "attempt": 4, "step": 12}
+    assert [marker(bob), marker(cyd)] == [one, one]
+    refused([(bob, 1), (cyd, 1)], run, until(16))
+
+
+def test_two_of_three_share_a_disk(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
+    ada, bob, cyd, dan = four
+    bob.disk = ada.disk
+    ended = finished([(cyd, 1), (bob, 1), (ada, 1)], run, until(4), head=ada)
+    assert only_marker(cyd)
+    ended = finished([(cyd, 1), (dan, 1), (bob, 1)], run)  # one of the two is enough
+    assert resumed(ended) == [4]
+    assert bob.digests() == expected
+    assert MARKER not in bob.files()
+    one = {"run": id_of(bob), "host": "bob", "attempt": 2, "step": 12}
+    assert [marker(cyd), marker(dan)] == [one, one]
+    assert [only_marker(cyd), only_marker(dan)] == [True, True]
+
+
+def test_snapshots_that_all_see(four: list[Machine], run: Run, tmp_path: Path, expected: dict[int, str]) -> None:
+    """All write them, and their claims are on one disk."""
+    ada, bob, *_ = four
+    bob.umask = 0o027
+    there = Store(f"{tmp_path}/snapshots")
+    run.overrides = (*run.overrides, f"snapshot.dir={there.url}")
+    finished([(ada, 1), (bob, 1)], run, until(4))
+    assert {path.stat().st_mode & 0o777 for path in Path(there.root).rglob("*.safetensors")} == {0o644, 0o640}
+    assert resumed(finished([(bob, 1), (ada, 1)], run)) == [4]
+    assert {step: read(there, step).manifest.digest for step in there.steps()} == expected
+    assert only_marker(bob)
+    assert sorted(name for name in ada.files() if "/attempts/" in name) == [
+        f"{RUN}/attempts/00001.json", f"{RUN}/attempts/00002.json",
+    ]  # fmt: skip
+    refused([(bob, 1)], run, until(16))

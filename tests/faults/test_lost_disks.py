@@ -1,0 +1,124 @@
+"""Faults of a run on one machine's disk: who is killed, what the others do, and that the bits stay.
+
+Under real torchrun. The run has begun on `bob`, which is the launchers' node 1: the store that the processes meet in
+is on `ada`, so that both points of failure can be lost alone.
+"""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from disk_kit import RUN, Machine, machines, train
+from fault_kit import LAUNCHERS, LIMITS, LONG, Cluster
+from mingpt.snapshot.hot import find_run_id
+from node_kit import needs_mount
+from run_kit import NewRun, Run
+
+pytestmark = [pytest.mark.slow, needs_mount]
+
+ADA, BOB = 0, 1
+KILLED = -signal.SIGKILL
+MARKER = f"{RUN}/elsewhere.json"
+
+
+@pytest.fixture
+def two(tmp_path: Path, text: Path, cache: Path) -> Iterator[tuple[Run, Machine, Machine]]:
+    """A run that has begun on the second of two machines, which are in its folder now."""
+    run = Run(RUN, text, cache)
+    with machines(tmp_path, "ada", "bob") as (ada, bob):
+        begun = train([(bob, 1)], run.arguments(*LONG, "train.max_steps=20"))
+        assert begun.codes == [[0]], begun.output
+        yield run, ada, bob
+
+
+def strikes(cluster: Cluster, *plan: tuple[int, Callable[[], None]]) -> list[int]:
+    """Does each at its step, in this order; returns the steps, as they come."""
+    happened = list[int]()
+
+    def on_step(step: int) -> None:
+        if len(happened) < len(plan) and step >= plan[len(happened)][0]:
+            happened.append(step)
+            plan[len(happened) - 1][1]()
+
+    cluster.on_step = on_step
+    return happened
+
+
+def attempt_and_step(machine: Machine) -> tuple[int, int]:
+    """What the only file on a machine's disk says; the run is bob's."""
+    assert [*machine.files()] == [MARKER]
+    told = json.loads((machine.disk / MARKER).read_text())
+    bob = machine.disk.with_name("disk-of-bob") / RUN
+    assert (told["run"], told["host"]) == (find_run_id(str(bob)), "bob")
+    return told["attempt"], told["step"]
+
+
+def ended_equal(two: tuple[Run, Machine, Machine], undisturbed: NewRun) -> bool:
+    reference = Run(undisturbed(*LONG).dir, two[0].text, two[0].cache)
+    return two[2].digests()[150] == reference.digest()
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(one, marks=[pytest.mark.nightly] * (one != "mingpt.launch static")) for one in LAUNCHERS],
+)
+def test_workers_are_killed(launcher: str, two: tuple[Run, Machine, Machine], undisturbed: NewRun) -> None:
+    """ada's agent sees progress, or it would give up at the second one in a row: it reads ada's disk alone.
+
+    torchrun has one restart.
+    """
+    run, ada, bob = two
+    cluster = Cluster(launcher, run, (1, 2), machines=(ada, bob))
+
+    def kill(node: int) -> None:
+        os.kill(cluster.nodes[node].workers()[-1], signal.SIGKILL)
+
+    plan = [(50, lambda: kill(ADA)), (70, lambda: kill(ADA)), (90, lambda: kill(ADA)), (110, lambda: kill(BOB))]
+    plan = plan if launcher.startswith("mingpt.launch") else plan[:1]
+    happened = strikes(cluster, *plan)
+    cluster.start()
+    assert cluster.wait() == (0, 0), cluster.output[-9000:]
+    assert len(happened) == len(plan)
+    assert len(cluster.resumed_from()) == len(plan) + 1
+    assert ended_equal(two, undisturbed)
+    assert attempt_and_step(ada) == (2 + len(plan), 150)
+
+
+def test_the_machine_with_the_run_is_lost(two: tuple[Run, Machine, Machine], undisturbed: NewRun) -> None:
+    """The one that is left would be enough (--nnodes=1:2), and must not begin a second run."""
+    run, ada, bob = two
+    cluster = Cluster("mingpt.launch c10d", run, machines=(ada, bob), least=1)
+    happened = strikes(cluster, (50, lambda: cluster.nodes[BOB].kill()))
+    cluster.start()
+    assert cluster.wait() == (64, KILLED), cluster.output[-9000:]
+    assert happened
+    said = cluster.nodes[ADA].output
+    assert re.search(rf"launch: exit code 64: .*run\.dir={RUN}\b.*\bbob\b.*\bstep 40\b", said), said[-4000:]
+    assert attempt_and_step(ada) == (2, 40)
+    again = train([(ada, 1), (bob, 1)], run.arguments(*LONG, *LIMITS))
+    assert again.codes == [[0], [0]], again.output
+    assert "resumed from step 40 of " in again.output
+    assert ended_equal(two, undisturbed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("launcher", ["mingpt.launch static", "mingpt.launch c10d"])
+def test_the_machine_with_the_store_is_lost(
+    launcher: str, two: tuple[Run, Machine, Machine], undisturbed: NewRun
+) -> None:
+    """Then no launcher can go on, and the run is where it was."""
+    run, ada, bob = two
+    cluster = Cluster(launcher, run, machines=(ada, bob), meet_seconds=60)
+    happened = strikes(cluster, (50, lambda: cluster.nodes[ADA].kill()))
+    cluster.start()
+    assert cluster.wait() == (KILLED, 70), cluster.output[-9000:]
+    assert happened
+    again = train([(ada, 1), (bob, 1)], run.arguments(*LONG, *LIMITS))
+    assert again.codes == [[0], [0]], again.output
+    assert "resumed from step 40 of " in again.output
+    assert ended_equal(two, undisturbed)

@@ -1,0 +1,12 @@
+"""`python -m mingpt.launch.newest`: what a job of Slurm's asks before and after it trains."""
+
+from pathlib import Path
+
+import pytest
+
+from mingpt.launch.newest import main
+
+
+def test_a_job_is_told_the_newest_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--nproc-per-node=2", f"run.dir={tmp_path}/run"]) == 0
+    assert capsys.readouterr().out == "0\n"
