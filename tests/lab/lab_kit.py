@@ -28,6 +28,8 @@ LAB = Path(os.environ.get("LAB", "/var/lib/mingpt-lab"))
 USER, USER_ID = "mguser", 4242
 HOME = LAB / "home" / USER  # all nodes see it, and so do the tests
 
+# Of tests in several processes (make test-lab): these share six nodes.
+one_after_another = pytest.mark.xdist_group("lab")
 needs_lab = pytest.mark.skipif(not (LAB / "run/ctl.pid").exists(), reason="the lab is not up: make lab-up")
 
 # The recipes' own experiment, small enough for 16 processes on a laptop's cores. 16 microbatches, as ever; not in bf16,
@@ -64,8 +66,11 @@ def run(*words: str, limit: float = 1800, check: bool = True) -> "subprocess.Com
 
 
 def sky(*words: str, limit: float = 1800, check: bool = True) -> "subprocess.CompletedProcess[str]":
-    """`sky …` as a user of the lab."""
-    return run(str(SCRIPTS / "client.sh"), "sky", *words, limit=limit, check=check)
+    """`sky …` as a user of the lab. `pytest -s` shows how long each one took."""
+    began = time.monotonic()
+    done = run(str(SCRIPTS / "client.sh"), "sky", *words, limit=limit, check=check)
+    print(f"{time.monotonic() - began:.0f} s: sky {' '.join(words)[:80]}", flush=True)
+    return done
 
 
 def on(host: str, *words: str, check: bool = True, limit: float = 120) -> str:

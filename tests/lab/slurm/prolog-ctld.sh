@@ -11,7 +11,7 @@ as_user ln -sf @LAB@/opt/bin/uv @LAB@/opt/bin/uvx "$home/.local/bin/"
 
 # What recipes/setup.sh has installed before (lab_kit.py, `installed`), as an image of a machine has it.
 if [ -e "$seed/.complete" ] && [ ! -e .venv ] && [[ $cluster != new* ]]; then
-  as_user cp -al "$seed/.venv" .venv
+  as_user cp -al "$seed"/{.venv,data} .
   # Its own path is in some files, and set-up writes two in place: those are copies (sed -i makes new files).
   as_user grep -rIlF "$seed" .venv --include=*.pth --include=pyvenv.cfg --include=direct_url.json |
     as_user xargs -r sed -i "s#$seed#$PWD#g"
