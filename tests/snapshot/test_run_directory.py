@@ -80,7 +80,6 @@ VERBS = {
     "show": ("snapshots", "show {run}"),
     "verify": ("snapshots", "verify {run}"),
     "prune": ("snapshots", "prune --dry-run {run}"),
-    "copy": ("snapshots", "copy {run} {new}"),
     "fork": ("fork", "--trust {run}@8 {new}"),
     "generate": ("generate", "{run} --tokens 1 --prompt t"),
     "replay": ("replay", "{run} --step 9 {text}"),
@@ -90,7 +89,7 @@ VERBS = {
         "track=[tensorboard]",
     ),
 }
-SLOW = ("replay", "fork", "train", "copy", "audit")
+SLOW = ("replay", "fork", "train", "audit")
 # They look at the run's directory, not at snapshots alone.
 WHOLE = ("report", "log", "diff", "audit", "replay", "train")
 
