@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from disk_kit import RUN, SHAPE, Ended, Machine, Nodes, machines, train
+from disk_kit import OPENED, RUN, SHAPE, Ended, Machine, Nodes, machines, train
 from mingpt.snapshot.hot import find_run_id
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
@@ -95,6 +95,8 @@ def test_all_files_are_the_heads(four: list[Machine], run: Run, tmp_path: Path, 
     assert files(ada.disk) == [f"{RUN}/{name}" for name in files(Path(shared.dir))]
     assert only_marker(bob)
     assert marker(bob) == {"run": id_of(ada), "host": "ada", "attempt": 1, "step": 12}
+    opened = {line.removeprefix(OPENED) for line in ended.said["bob"].splitlines() if line.startswith(OPENED)}
+    assert opened == {RUN, f"{RUN}/.probe-*", ".elsewhere.json.*.tmp"}  # nor does it read anything
     assert ada.digests() == expected == digests(shared)
     assert f"run.dir={RUN} is on ada's disk alone" in ended.said["ada"]
     [entry] = mingpt.json("snapshots show", ada.disk / RUN)["history"]
@@ -105,6 +107,7 @@ def test_all_files_are_the_heads(four: list[Machine], run: Run, tmp_path: Path, 
 def test_the_machine_with_the_run_is_a_worker_node_now(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
     """torchrun, and SkyPilot's head, say otherwise: whole nodes are moved, so that sums still travel in two hops."""
     ada, bob, *_ = four
+    run.overrides = (*run.overrides, "snapshot.verify_after_write=true")
     finished([(ada, 2), (bob, 2)], run, until(4))
     ended = finished([(bob, 2), (ada, 2)], run, head=bob)
     assert resumed(ended) == [4]
@@ -118,6 +121,7 @@ def test_the_machine_with_the_run_is_a_worker_node_now(four: list[Machine], run:
 
 def test_a_node_more_and_a_node_fewer(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
     ada, bob, cyd, _ = four
+    run.overrides = (*run.overrides, "snapshot.asynchronous=true")
     finished([(ada, 1), (bob, 1)], run, until(4))
     assert resumed(finished([(cyd, 1), (bob, 1), (ada, 1)], run, until(8))) == [4]
     assert resumed(finished([(cyd, 1), (ada, 1)], run)) == [8]
@@ -166,13 +170,27 @@ def test_without_the_machine_that_has_it(four: list[Machine], run: Run, expected
 def test_what_another_nodes_memory_has(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
     """The machine with the disk was switched off and on: step 6, in slices of both, is in the other one's memory."""
     ada, bob, *_ = four
-    killed([(ada, 1), (bob, 1)], run, 6)
+    killed([(ada, 1), (bob, 2)], run, 6)
     with machines(ada.disk.parent, "ada") as (again,):
-        ended = finished([(bob, 1), (again, 1)], run, HOT)
+        ended = finished([(bob, 2), (again, 1)], run, HOT)
         assert resumed(ended) == [6]
         assert again.digests() == expected
         assert only_marker(bob)
         assert [again.hot_files(), bob.hot_files()] == [{}, {}]  # the run has finished
+
+
+def test_what_only_another_nodes_memory_has(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
+    """The disk is lost. The way out that the message names: its step is copied, and the run goes on from there."""
+    ada, bob, *_ = four
+    killed([(ada, 1), (bob, 1)], run, 6)
+    said = refused([(bob, 1)], run, HOT).output
+    named = re.search(r"bob keeps step 6 in its memory, in /dev/shm/(\S+):", said)
+    assert named, said
+    step = "step-000000006"
+    shutil.copytree(bob.memory / named[1] / step, bob.disk / RUN / "snapshots" / step)
+    assert resumed(finished([(bob, 1)], run, "resume.anew=true")) == [6]
+    assert bob.digests().items() >= {step: expected[step] for step in (8, 12)}.items()
+    assert MARKER not in bob.files()
 
 
 def test_the_newest_claim_decides(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
@@ -223,3 +241,18 @@ def test_snapshots_that_all_see(four: list[Machine], run: Run, tmp_path: Path, e
         f"{RUN}/attempts/00001.json", f"{RUN}/attempts/00002.json",
     ]  # fmt: skip
     refused([(bob, 1)], run, until(16))
+
+
+def test_a_damaged_snapshot(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
+    """Who does not see the disk finds nothing wrong with it."""
+    ada, bob, *_ = four
+    finished([(ada, 1), (bob, 1)], run, until(8))
+    part = next(path for path in (ada.disk / RUN / "snapshots/step-000000008").iterdir() if path.suffix != ".json")
+    raw = bytearray(part.read_bytes())
+    raw[-1] ^= 1
+    part.write_bytes(raw)
+    ended = finished([(bob, 1), (ada, 1)], run)
+    assert resumed(ended) == [4]
+    assert ended.output.count("DAMAGED SNAPSHOT") == ended.said["ada"].count("DAMAGED SNAPSHOT") == 1
+    assert ada.digests() == expected
+    assert only_marker(bob)

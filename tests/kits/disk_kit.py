@@ -13,6 +13,7 @@ disks.)
 import ctypes
 import glob
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from unittest.mock import patch
 
 from torch.distributed import TCPStore
 
-from mingpt.compute.stats import StepStats
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
@@ -39,6 +39,7 @@ from run_kit import TIME_LIMIT, WARM, act_in_fork, train_in_fork
 
 RUN = "runs/x"  # run.dir: relative, so that each machine has a folder of its own
 SHAPE = "nodes and processes on each, as rank {rank} sees them: {shape}"
+OPENED = "opened: "  # and a path; a random name is an asterisk
 # Without its name in /etc/hosts, gloo would ask the DNS for it.
 SET_UP = """set -e
 hostname "$1"
@@ -131,7 +132,7 @@ def train(
     """`mingpt train` on these machines, in the order that torchrun gave them, in forks of a process that has torch.
 
     head: the one that SkyPilot calls node 0; None: without SkyPilot. killed_after: all processes are killed after this
-    step, and once it is in the memory of each. Each process says the shape of its world (SHAPE).
+    step, and once it is in the memory of each. Each process says the shape of its world (SHAPE), and what it opens.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     size = sum(each for _, each in nodes)
@@ -182,7 +183,7 @@ def _on_machine(namespaces: list[str], disk: str, umask: int, killed_after: int 
         print(SHAPE.format(rank=made.rank, shape=made.shape), file=sys.stderr, flush=True)
         return made
 
-    def step_or_end(context: StepContext, done: int, *rest: Any) -> StepStats:
+    def step_or_end(context: StepContext, done: int, *rest: Any) -> Any:
         if done == killed_after:
             hot = f"/dev/shm/mingpt-*/*/step-{done:09d}/{MANIFEST}"
             wait_until(lambda: glob.glob(hot), f"step {done} is in memory", 60)
@@ -190,5 +191,11 @@ def _on_machine(namespaces: list[str], disk: str, umask: int, killed_after: int 
             os.kill(os.getpid(), signal.SIGKILL)
         return train_step(context, done, *rest)
 
+    def opened(event: str, arguments: tuple[Any, ...]) -> None:
+        path = arguments[0] if event == "open" and isinstance(arguments[0], str) else "/"
+        if RUN in path or not os.path.isabs(path):  # relative ones are below an open folder
+            print(f"{OPENED}{re.sub('[0-9a-f]{32}', '*', os.path.relpath(path, disk))}", file=sys.stderr, flush=True)
+
+    sys.addaudithook(opened)
     with patch("mingpt.world.joining.by_nodes", told), patch("mingpt.train.loop.train_step", step_or_end):
         train_in_fork(arguments)
