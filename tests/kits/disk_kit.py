@@ -27,7 +27,6 @@ from unittest.mock import patch
 
 from torch.distributed import TCPStore
 
-from mingpt.compute.stats import StepStats
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
