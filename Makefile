@@ -92,8 +92,9 @@ lab-up: $(INSTALLED) $(SKY_INSTALLED) ## start a real Slurm and SkyPilot on this
 lab-down: ## stop it
 	tests/lab/down.sh
 
+# Beside the lab, whose tests wait for Slurm most of the time: bare machines and the container's image.
 test-lab: $(INSTALLED) ## all tests of recipes in the lab (make lab-up first)
-	$(BIN)/python -m pytest -m lab
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m lab
 
 fast: $(INSTALLED) ## the fast tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"

@@ -16,7 +16,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import MISSING, DictConfig
 
-SECONDS = 300.0  # for one call of sky
+SECONDS = 1800.0  # for one call of sky: the first launch of a job also starts the jobs controller, a machine of its own
 # Without --all, the answer ends after 50 jobs. It may begin with text: that the API server has been started.
 QUEUE = ("sky", "jobs", "queue", "--skip-finished", "--all", "-o", "json")
 

@@ -340,6 +340,8 @@ def show(parser: Parser) -> None:
 def prune(parser: Parser) -> None:
     """Delete what need not stay. Without --keep and --keep-every: as the newest snapshot's config says.
 
+    What a rewind has set aside goes, too: that can then not be undone.
+
     Example: mingpt snapshots prune runs/a --keep 2 --dry-run
     """
     snapshot(parser)
@@ -364,15 +366,6 @@ def rewind(parser: Parser) -> None:
     parser.add_argument("--hot-dir", default="/dev/shm", metavar="FOLDER", help="snapshot.hot_dir (default: /dev/shm)")
 
 
-def copy(parser: Parser) -> None:
-    """Copy snapshots, and the metrics of their run, to TO, another run's directory.
-
-    Example: mingpt snapshots copy runs/a@500 s3://bucket/a
-    """
-    snapshot(parser, "all")
-    parser.add_argument("target", metavar="TO", help="a run's directory, its snapshots folder, or a step's folder")
-
-
 def export(parser: Parser) -> None:
     """Write a GPT as a folder that transformers and vLLM load: of RUN@STEP, of --step, or the newest.
 
@@ -388,7 +381,7 @@ def export(parser: Parser) -> None:
 
 
 def snapshots(parser: Parser) -> None:
-    """Look at the snapshots of a run, check, copy, prune and export them.
+    """Look at the snapshots of a run, check, prune and export them.
 
     URL is RUN or RUN@STEP, where RUN is a run's directory; or its snapshots folder, or a step's folder. Any fsspec URL.
 
@@ -397,7 +390,7 @@ def snapshots(parser: Parser) -> None:
     Example: mingpt snapshots list runs/a
     """
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for options in (list_, verify, digest, show, prune, rewind, copy, export):
+    for options in (list_, verify, digest, show, prune, rewind, export):
         name, (about, _, example) = options.__name__.rstrip("_"), _told_by(options)
         command: Parser = commands.add_parser(name, help=about, description=about)
         command.example = example
@@ -519,7 +512,7 @@ GROUPS = {
         "evaluate": Verb("say how good a run's model is", "commands.evaluate:evaluate_command", evaluate, joins=True),
         "report": Verb("show what runs have done, as one HTML page", "commands.report:report_command", report),
         "replay": Verb("compute a past step again, and look at it", "commands.replay:replay_command", replay),
-        "snapshots": Verb("list, verify, copy, prune or rewind a run's snapshots", "", snapshots),
+        "snapshots": Verb("list, verify, prune or rewind a run's snapshots", "", snapshots),
         "log": Verb("show runs, forks, attempts and snapshots as a tree", "commands.log:log_command", log),
         "diff": Verb("say where two runs parted, and by what", "commands.diff:diff_command", diff),
         "fork": Verb("begin a run from a step of another one", "commands.fork:fork_command", fork),

@@ -71,6 +71,8 @@ def main(arguments: list[str]) -> int:
         # Code of the user's own derives from torch's classes: whether it does can't be seen here.
         if problems := [problem for problem in error.problems if "_target_" not in problem]:
             raise UserError(*problems) from None
+    except Exception as error:  # an empty class was not enough: no reason to refuse a run
+        print(f"set-up: the config is judged when torch is there, and not before: {error}", file=sys.stderr)
     return FINISHED
 
 

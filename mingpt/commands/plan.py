@@ -99,6 +99,8 @@ def _largest_that_fits(
 
 def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
     for key, value in plan.items():
+        if value == {}:
+            continue
         if isinstance(value, dict):
             yield f"{key}:"
             yield from (f"  {name:<42}{size / GB:8.2f} GB" for name, size in value.items())

@@ -22,10 +22,6 @@ from mingpt.snapshot.reader import (
     BEST,
     Found,
     best_step,
-    check_conflicts,
-    check_same_run,
-    copy_metrics,
-    copy_step,
     damage_as,
     find,
     read_manifest,
@@ -252,10 +248,12 @@ def prune_command(options: Options) -> int:
         raise UserError(f"{store.folder_url(newest)}: its config does not say what to keep: give --keep") from error
     settings = {k: settings[k] if value is None else value for k, value in given.items()}
     retention = Retention(**settings, orphan_age=options.older_than or DAY, stable_until=schedule.stable_until)
-    pruned = plan(store, retention, newest, {})
+    pruned = plan(store, retention, newest, {}, undoable=False)
     verb = "would delete" if options.dry_run else "deleted"
     if not options.dry_run:
         pruned.apply(store)
+    for file in pruned.rewound:
+        say(f"{verb} what a rewind has set aside of step {file.step}")
     for step in pruned.snapshots:
         say(f"{verb} the snapshot of step {step}")
     for file in pruned.leftovers:
@@ -284,20 +282,3 @@ def rewind_command(options: Options) -> int:
     else:
         rewind(url, store, step, options.hot_dir, say)
     return 0
-
-
-def copy_command(options: Options) -> int:
-    found = find(options.url, options.step)
-    above, named = split_url(options.target)
-    if named is not None and found.steps != [named]:
-        raise UserError(f"{without_secrets(options.target)} is one step's folder, and not that of {found.steps[0]}")
-    target = Store(above, "URL")
-    if named is None and not target.root.endswith(f"/{SNAPSHOTS}") and not target.folders():
-        target = Store(f"{above.rstrip('/')}/{SNAPSHOTS}", "URL")  # where a run looks for them
-    check_conflicts(found.store, target, found.steps)
-    if not {*found.steps} <= {*target.steps()}:  # else the metrics are there, too; a fork's own have the same names
-        check_same_run(found.store, target)
-        copy_metrics(found.store, target, say)
-    return _each_step(
-        found, lambda step: copy_step(found.store, target, step, say), "DAMAGED, not copied", "not copied"
-    )

@@ -3,7 +3,6 @@
 import os
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from multiprocessing.pool import AsyncResult
@@ -19,7 +18,7 @@ from mingpt.preflight import compare, fabric, links, machine, meeting, places
 from mingpt.preflight.finding import Finding, Level, Report, exit_code, findings_of
 from mingpt.preflight.helper import Helper, Unreached, answer
 from mingpt.preflight.links import LIMIT, Echo
-from mingpt.preflight.messages import FINDINGS, MET, NODES, PLACES, RESULTS, SEEN, T, read
+from mingpt.preflight.messages import FINDINGS, MET, NODES, PLACES, RESULTS, T, read
 from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.platforms import find_placement
@@ -69,7 +68,6 @@ class Inspection:
                 self._add("unreachable", "nodes", str(error), "see what its log says")
             # Report what this node has found alone.
             self.rank, about = 0, self._about_me(0)
-            self.mine += machine.disk(self.config, about["facts"])
             self._check_place()
             return self._report([about], self.mine, [])
         finally:
@@ -208,22 +206,13 @@ class Inspection:
             self._add("warning", "run.dir", text, "never start two runs in one run.dir, or choose another store")
         return conditional is not None
 
-    def _find_home(self, nodes: list[dict[str, Any]], told: Sequence[dict[str, Any] | None]) -> list[str]:
-        """Where the run will live, in a note if one node has it alone. What is wrong is told by the head.
-
-        told: what each node has told of the places, by rank.
-        """
-        known, keepers, note = [one for n in nodes if (one := told[n["rank"]])], nodes, ""
-        try:
-            if len(known) == len(nodes):  # else something has been found to be wrong
-                ranks, note = answer(self.files.ask(places.home, self.config, known), PLACE_SECONDS)
-                keepers = [nodes[rank] for rank in ranks]
-        except (UserError, TransientError) as error:
-            keepers = []
-            self.mine += findings_of(error, self.name, "run.dir") if self.rank == 0 else []
-        for node in keepers if self.rank == 0 else ():
-            self.mine += machine.disk(self.config, node["facts"])
-        return [note] if note else []
+    def _check_seen(self, writers: dict[str, str]) -> None:
+        """Whether this node sees what the others wrote into a bucket. writers: host by identity."""
+        seen = self._of_place(self.files.ask(places.see, *self.places[0]))
+        unseen = [host for identity, host in writers.items() if seen is not None and identity not in seen]
+        if unseen:
+            advice = "give a bucket that all nodes share"
+            self._add("problem", "run.dir", f"what {', '.join(unseen)} wrote into run.dir is not seen here", advice)
 
     # --- all nodes ---
 
@@ -240,13 +229,20 @@ class Inspection:
         told = self._gather(PLACES, [clock, written, self.identity, self.name], LINKS_SECONDS + PLACE_SECONDS)
         assert told[0] is not None
         self.mine += compare.clock(self.name, told[0][0] - clock, head)
-        writers = {identity: host for _, wrote, identity, host in filter(None, told) if wrote}
-        looking = self.files.ask(places.look, self.places, self.config, self.identity, writers)
-        seen = self._gather(SEEN, self._of_place(looking) if written else None, PLACE_SECONDS)
-        notes = self._find_home(nodes, seen)
+        if written and "://" in self.config.run.dir:
+            self._check_seen({identity: host for _, wrote, identity, host in filter(None, told) if wrote})
+        keepers, notes = [n["facts"]["host"] for n in nodes], list[str]()
+        if self.node.most > 1 and all(one and one[1] for one in told):
+            try:
+                asked = self.store.ask(meeting.find_home, self.config, keepers, SHORT_SECONDS)
+                keepers, notes = answer(asked, PLACE_SECONDS)
+            except UserError as error:
+                keepers = []
+                self.mine += findings_of(error, self.name, "run.dir")
         found = self._gather(FINDINGS, [vars(f) for f in self.mine], PLACE_SECONDS)
         whole = [n for n in nodes if found[n["rank"]] is not None]
-        findings = [f for of_node in found for f in of_node or ()] + compare.alike([n["facts"] for n in whole])
+        findings = [f for of_node in found for f in of_node or () if f.check != "disk" or f.node in keepers]
+        findings += compare.alike([n["facts"] for n in whole])
         findings += [
             Finding("unreachable", n["facts"]["host"], "nodes", ENDED, "see what its log says")
             for n in nodes

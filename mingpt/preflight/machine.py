@@ -49,9 +49,10 @@ def facts(config: Config, own: str) -> dict[str, Any]:
 
 
 def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[Finding]:
-    """Warnings about CPUs and memory. found: this node's facts. processes: of this node."""
-    memory = math.inf if found["memory_free"] is None else found["memory_free"]
-    threads, two = processes * (config.train.threads + config.data.workers), 2 * state_bytes(config) + MIB
+    """Warnings about CPUs, disk and memory. found: this node's facts. processes: of this node."""
+    disk, memory = (math.inf if found[key] is None else found[key] for key in ("disk_free", "memory_free"))
+    threads, size = processes * (config.train.threads + config.data.workers), state_bytes(config)
+    kept, two = (config.snapshot.keep + 1) * size, 2 * size + MIB
     warnings = [
         (
             threads > found["cpus"],
@@ -59,6 +60,13 @@ def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[F
             f"processes={processes}, train.threads={config.train.threads} and data.workers={config.data.workers} want "
             f"{threads} CPUs, and {found['cpus']} are there",
             "give the job more CPUs, or start fewer processes",
+        ),
+        (
+            disk < kept,
+            "disk",
+            f"snapshot.dir={config.snapshot.dir} has {disk / MIB:.0f} MiB free, and "
+            f"snapshot.keep={config.snapshot.keep} takes about {kept / MIB:.0f} MiB",
+            "free some space, choose another place, or keep fewer",
         ),
         (
             config.snapshot.hot_every_steps > 0 and memory < two,
@@ -69,18 +77,6 @@ def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[F
         ),
     ]
     return [Finding("warning", found["host"], *warning) for bad, *warning in warnings if bad]
-
-
-def disk(config: Config, found: Mapping[str, Any]) -> list[Finding]:
-    """A warning about the disk of a node that will keep the snapshots. found: its facts."""
-    free, kept = found["disk_free"], (config.snapshot.keep + 1) * state_bytes(config)
-    if free is None or free >= kept:
-        return []
-    text = (
-        f"snapshot.dir={config.snapshot.dir} has {free / MIB:.0f} MiB free, and snapshot.keep={config.snapshot.keep} "
-        f"takes about {kept / MIB:.0f} MiB"
-    )
-    return [Finding("warning", found["host"], "disk", text, "free some space, choose another place, or keep fewer")]
 
 
 def state_bytes(config: Config) -> int:

@@ -12,8 +12,10 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
+from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.preflight.helper import Unreached
+from mingpt.redact import without_secrets
 from mingpt.world.secret import SECRET, signed, verified
 
 SEGMENT = 400  # bytes of a TCP segment: preflight's own messages pass where an MTU black hole swallows large packets
@@ -100,6 +102,23 @@ def meet(host: str, port: int, own: str | None, rank: int | None, size: int, sec
 
 def gather(value: Any, seconds: float) -> list[Any]:
     return _met.gather(value, seconds)
+
+
+def find_home(config: Config, hosts: list[str], seconds: float) -> tuple[list[str], list[str]]:
+    """The hosts that will keep the snapshots; and what is to be said if one of them has the run alone.
+
+    Found out as by training's processes, of which each node has one here. hosts: by rank. seconds: limit of each
+    answer. Raises UserError for two runs under one name, and without the node that has the run.
+    """
+    from mingpt.snapshot.elsewhere import alone
+    from mingpt.snapshot.home import HomeSearch
+
+    rank = str(_met.rank)
+    os.environ.update(RANK=rank, GROUP_RANK=rank, WORLD_SIZE=str(_met.size), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    search = HomeSearch(config)
+    order = search.settle(lambda value: _met.gather(value, seconds))
+    notes = [alone(without_secrets(config.run.dir), host)] if (host := search.home.host) else []
+    return [hosts[order[r]] for r in search.home.snapshots], notes
 
 
 def leave() -> None:

@@ -1,6 +1,6 @@
 """What the nodes send each other: its shape. A node of another version, or a stranger, may have sent something else."""
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -48,7 +48,6 @@ class About(BaseModel):
 MET = TypeAdapter(list[tuple[str, str] | None])  # identity, address
 NODES = TypeAdapter(list[About | None])
 PLACES = TypeAdapter(list[tuple[float, bool, str, str] | None])  # clock, whether it has written, identity, host
-SEEN = TypeAdapter(list[dict[str, Any] | None])  # see places.look
 FINDINGS = TypeAdapter(list[list[Finding] | None])
 RESULTS = TypeAdapter(list[float | str | None])  # bytes a second, or what failed
 

@@ -52,8 +52,7 @@ class Run:
     @property
     def disk(self) -> str:
         """The host whose disk alone has the run, as the newest snapshot says; "" if there is none."""
-        found = self.manifest.history[-1].get("disk") if self.manifest and self.manifest.history else None
-        return found if isinstance(found, str) else ""
+        return str(next(reversed(self.past.entries.values()), {}).get("disk", ""))
 
     @cached_property
     def attempts(self) -> list[Account]:

@@ -27,6 +27,7 @@ from mingpt.config import compose
 from mingpt.console import complain, counted
 from mingpt.train import factory
 from mingpt.train.context import make_context
+from mingpt.train.step import train_step
 from mingpt.world.lifetime import end_with_parent
 from mingpt.world.world import World
 
@@ -78,16 +79,11 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
         model.load_state_dict(weights)
         context.update.load(optimizer)
         context.update.guard.skips.zero_()
-        reduction, update = context.reduction, context.update
-        reduction.begin()
-        reduction.expect(0, last=True)
-        # Not train_step: with backward under autocast, too, as the known digests have it.
-        with sdpa_kernel(getattr(SDPBackend, kernel)) if kernel else nullcontext(), context.autocast:
-            loss, count = model(tokens, targets)
-            update.scaled(loss).backward()
-        reduction.finish()
-        update(config.schedule.warmup_steps, loss.double()[None], count, reduction.sums)
-        return digest([loss, *reduction.sums, *(slot.parameter for _, (_, slot) in sorted(update.slots.items()))])
+        with sdpa_kernel(getattr(SDPBackend, kernel)) if kernel else nullcontext():
+            stats = train_step(context, config.schedule.warmup_steps, iter([(tokens, targets)]))
+        slots = sorted(context.update.slots.items())
+        loss = stats.losses.float()  # as the model gives it
+        return digest([loss, *context.reduction.sums, *(slot.parameter for _, (_, slot) in slots)])
 
     return work
 

@@ -1,31 +1,26 @@
-"""Read a file whose size is known, piece by piece, from a local disk, a web server or an object store."""
+"""Read a file whose size is known, piece by piece, from a local disk or an object store."""
 
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 
 import torch
 
-from mingpt.errors import Damaged
 from mingpt.folder import Folder
 from mingpt.localfile import read_into
 
 RANGE_BYTES = 16 * 2**20  # of one request to an object store
 RANGES = 4  # requested at a time: one connection to an object store is far slower than the network
-PIECE_BYTES = 4 * 2**20  # of a local file, or of what comes from a web server
+PIECE_BYTES = 4 * 2**20  # of a local file
 
 
 def read_pieces(folder: Folder, name: str, size: int) -> Iterator[memoryview]:
     """The bytes of a file in order. A piece is valid until the next one is asked for.
 
-    Raises OSError, on a local disk also NotPlain and EOFError, for a web server also Damaged.
+    Raises OSError, on a local disk also NotPlain and EOFError.
     """
     if folder.local:
         buffer = room_for(min(size, PIECE_BYTES))
         for start in range(0, size, PIECE_BYTES):
             yield from read_into(folder.root, name, buffer[: size - start], start)
-    elif "http" in folder.fs.protocol:
-        yield from _web_pieces(folder, name, size)
     else:
         for start in range(0, size, RANGES * RANGE_BYTES):
             yield from _ranges(folder, name, range(start, min(size, start + RANGES * RANGE_BYTES), RANGE_BYTES), size)
@@ -34,25 +29,6 @@ def read_pieces(folder: Folder, name: str, size: int) -> Iterator[memoryview]:
 def room_for(size: int) -> memoryview:
     """Not a bytearray, which is filled with zeros first, and not numpy's, which asks for slow huge pages."""
     return torch.empty(size, dtype=torch.uint8).numpy().data
-
-
-def _web_pieces(folder: Folder, name: str, size: int) -> Iterator[memoryview]:
-    """One request: a web server may answer a range with the whole file. The server may be anybody's: it may also send
-    more than it announces, or never end. The whole transfer has the time limit of one call.
-    """
-    from aiohttp import ClientTimeout  # installed, since fsspec's http client needs it
-
-    # block_size=0: stream. size: any number above 0, or fsspec would first ask the server for the size.
-    timeout, end = ClientTimeout(total=folder.fs.seconds), 0
-    stream = folder.again(lambda: folder.fs.open(folder.path(name), "rb", block_size=0, size=1, timeout=timeout))
-    with closing(stream):
-        while end <= size and (piece := stream.read(min(size + 1 - end, PIECE_BYTES))):
-            end += len(piece)
-            if end > size:
-                raise Damaged(f"{Path(name).name} has more than the {size} bytes that its server announces")
-            yield memoryview(piece)
-    if end != size:  # the connection was cut
-        raise OSError(f"{name}: {end} bytes came in place of {size}")
 
 
 def _ranges(folder: Folder, name: str, starts: range, size: int) -> Iterator[memoryview]:

@@ -1,4 +1,4 @@
-"""Find snapshots, read one and verify all of it on the way, copy them to another store."""
+"""Find snapshots, read one and verify all of it on the way, copy one to another store."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,7 +16,7 @@ from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
-from mingpt.snapshot.store import METRICS, SNAPSHOTS, STEP_FOLDER, Store
+from mingpt.snapshot.store import SNAPSHOTS, STEP_FOLDER, Store
 
 Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
 BEST = "best"  # RUN@best: the snapshot with the lowest validation loss
@@ -212,32 +212,7 @@ def damage_as(kind: type[Exception], store: Store, step: int, cure: str = "") ->
         raise kind(f"{store.folder_url(step)}: {damage}{cure}") from damage
 
 
-# To another store: the manifest last, and nothing good is replaced
-
-
-def check_conflicts(source: Store, target: Store, steps: list[int]) -> None:
-    """Raise UserError if the target has one of the steps with another digest. Call before anything is written."""
-    existing = set(target.steps())
-    problems = []
-    for step in steps:
-        if step not in existing:
-            continue
-        try:
-            theirs = read_manifest(target, step).digest
-        except Damaged as damage:
-            problems.append(f"{target.url}: step {step} is there already, and damaged ({damage}): delete it first")
-            continue
-        try:
-            ours = read_manifest(source, step).digest
-        except Damaged:
-            continue  # copy_step will report it
-        if theirs != ours:
-            problems.append(
-                f"{target.url}: step {step} is there already with another digest ({theirs[:16]}, not {ours[:16]}): "
-                f"it stays; copy to another place, or delete it first"
-            )
-    if problems:
-        raise UserError(*problems)
+# To another store: the manifest last
 
 
 def check_same_run(source: Store, target: Store) -> None:
@@ -248,7 +223,7 @@ def check_same_run(source: Store, target: Store) -> None:
         if theirs and not any(_continues(mine, theirs) for mine in ours):
             runs = printable(f"{theirs.run}, not {ours[0].run}")
             raise UserError(
-                f"{target.url}: step {step} is there, of another run ({runs}): nothing was copied; give another TO"
+                f"{target.url}: step {step} is there, of another run ({runs}): nothing was copied; give another place"
             )
 
 
@@ -261,9 +236,6 @@ def _continues(newer: Manifest, older: Manifest) -> bool:
 def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None]) -> None:
     """Copy one snapshot. Raises Damaged if the source is damaged; the target then has no manifest."""
     manifest = read_manifest(source, step)
-    if _has_good_copy(target, manifest):
-        log(f"step {step}: is there already, digest {manifest.digest}")
-        return
     for name in sorted(manifest.parts):
         copy_part(source, target, manifest, name)
     with target.named_errors():
@@ -285,28 +257,3 @@ def copy_part(source: Store, target: Store, manifest: Manifest, name: str) -> No
             target.check_size(manifest.step, name, manifest.parts[name].size)
         except Damaged as problem:
             raise UserError(f"{target.url}: {problem} after it was written") from problem
-
-
-def _has_good_copy(target: Store, manifest: Manifest) -> bool:
-    """Whether the target has the same state, undamaged. If it is damaged, copying again repairs it."""
-    try:
-        return verify(target, manifest.step).digest == manifest.digest
-    except Damaged:
-        return False
-
-
-def copy_metrics(source: Store, target: Store, log: Callable[[str], None]) -> None:
-    """Copy a run's metrics, so that its curves and attempt numbers continue. Existing files stay.
-
-    Does nothing unless both stores are the snapshots folder of a run.
-    """
-    if not all(store.root.endswith(f"/{SNAPSHOTS}") for store in (source, target)):
-        return
-    ours, theirs = (Store(store.given.removesuffix(SNAPSHOTS) + METRICS, store.key) for store in (source, target))
-    existing = {file.name for file in theirs.files(None)}
-    for file in ours.files(None):
-        if file.name in existing or not file.name.endswith(".jsonl"):
-            continue
-        if (raw := ours.read(file.name)) is not None:
-            theirs.write(file.name, raw)
-            log(f"metrics/{file.name}: copied")

@@ -5,13 +5,14 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.lineage import rewound
-from mingpt.snapshot.reader import manifest_or_none
+from mingpt.snapshot.reader import manifest_or_none, read_manifest
 from mingpt.snapshot.store import PROBE, File, Store
 
 DAY = 86400
@@ -48,19 +49,52 @@ def steps_to_delete(retention: Retention, snapshots: Mapping[int, float | None])
 
 @dataclass
 class Plan:
-    """What to delete: snapshots by step, and files and uploads that belong to no snapshot."""
+    """What to delete: snapshots by step, and files and uploads that belong to no snapshot.
+
+    rewound: manifests that rewinds have set aside, which go with their parts.
+    """
 
     snapshots: list[int]
     leftovers: list[File]
+    rewound: list[File]
 
     def apply(self, store: Store) -> None:
         def belongs_to_none(file: File) -> bool:  # or else its writer was slow, and not dead
             return file.step is None or file.is_temporary or bool(file.upload) or not store.is_committed(file.step)
 
         with store.named_errors():
+            for manifest in self.rewound:
+                _delete_rewound(store, manifest)
             for step in self.snapshots:
                 _delete(store, step)
             store.remove(filter(belongs_to_none, self.leftovers))  # asked just before each is deleted
+
+
+def _delete_rewound(store: Store, aside: File) -> None:
+    """Delete a manifest that a rewind has set aside, and those of its parts that no other snapshot of the step has."""
+    assert aside.step is not None
+    files = store.files(aside.step)
+    if all(file.name != aside.name for file in files):
+        return  # an undo has brought it back meanwhile
+    parts = _parts_of(store, aside.step, [aside.name])
+    store.remove([aside])  # first: now no undo can bring it back
+    others = [f.name for f in files if f.name == MANIFEST or (f.is_set_aside and f.name != aside.name)]
+    stay = _parts_of(store, aside.step, others)
+    if parts is None or stay is None:
+        return  # nobody knows which parts are whose
+
+    def is_being_written(file: File) -> bool:  # by an attempt that computes the step again, with the same bits
+        return bool(file.modified and aside.modified and file.modified > aside.modified)
+
+    store.remove(f for f in files if f.name in parts - stay and not is_being_written(f))
+
+
+def _parts_of(store: Store, step: int, manifests: Iterable[str]) -> set[str] | None:
+    """The parts that these manifests of a step name. None if one can't be read."""
+    try:
+        return {part for name in manifests for part in read_manifest(store, step, name).parts}
+    except (Damaged, OtherFormat, Unreadable):
+        return None
 
 
 def _delete(store: Store, step: int) -> None:
@@ -75,13 +109,19 @@ def _delete(store: Store, step: int) -> None:
     store.remove(sorted((f for f in of_ours if f.name not in stay), key=lambda file: file.name != MANIFEST))
 
 
-def plan(store: Store, retention: Retention, good: int, seen: dict[int, tuple[float | None, Any]]) -> Plan:
+def plan(
+    store: Store,
+    retention: Retention,
+    good: int,
+    seen: dict[int, tuple[float | None, Any]],
+    undoable: bool = True,
+) -> Plan:
     """What to delete from a store whose snapshot of step `good` has been verified, or has just been written.
 
     No snapshot is deleted if one is newer than `good`: that one has not been verified, and its own writer deletes.
     A snapshot whose manifest is damaged or of another format stays, and does not count. A validation loss
     counts if it was measured on what the newest one was. seen: the validation losses of manifests that were read
-    before, and what they were measured on; this call adds to it.
+    before, and what they were measured on; this call adds to it. undoable: whether what rewinds have set aside stays.
     """
     steps = store.steps()
     for step in steps:
@@ -92,7 +132,9 @@ def plan(store: Store, retention: Retention, good: int, seen: dict[int, tuple[fl
     old = steps_to_delete(retention, known) if steps and steps[0] == good else []
     newest = sorted(known)[-retention.keep :]
     oldest_new = newest[0] if len(newest) == retention.keep else 0
-    return Plan(old, leftovers(store, retention.orphan_age, oldest_new) if retention.orphan_age > 0 else [])
+    remains = leftovers(store, retention.orphan_age, oldest_new) if retention.orphan_age > 0 else []
+    rewound = [] if undoable else [f for step in store.folders() for f in store.files(step) if f.was_rewound]
+    return Plan(old, remains, rewound)
 
 
 def leftovers(store: Store, age: float, before_step: int, now: Callable[[], float] = time.time) -> list[File]:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
-from mingpt.errors import Damaged, Incomplete, Unreadable
+from mingpt.errors import Damaged, Incomplete, Unreadable, UserError
 from mingpt.folder import Folder
 from mingpt.localfile import Buffer, NotPlain, check_file, check_folder, sync_folder
 from mingpt.snapshot.format import MANIFEST, PART_NAME, Manifest
@@ -83,6 +83,8 @@ class Store(Folder):
 
     def __init__(self, url: str, key: str = "snapshot.dir") -> None:
         super().__init__(url, key)
+        if "http" in self.fs.protocol:
+            raise UserError(f"{self.shown}: snapshots are read from disks and buckets: copy the folder to one")
 
     @property
     def run_dir(self) -> str:
@@ -259,8 +261,8 @@ class Store(Folder):
             ) from problem
 
     def check_sizes(self, step: int, sizes: Mapping[str, int]) -> None:
-        """Raise Damaged unless these files are there, with these sizes. One listing tells. It may be stale, or without
-        sizes, as a web server's: a file that it does not show is asked for.
+        """Raise Damaged unless these files are there, with these sizes. One listing tells. It may be stale: a file that
+        it does not show is asked for.
         """
         listed = {file.name: file.size for file in self.files(step)}
         for name, size in sizes.items():

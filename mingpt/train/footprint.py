@@ -189,6 +189,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int, graph
     weights, moments = 4 * model.parameters, -(-whole // slices)
     g, several = model.gradients, microbatches > processes
     nodes, rest = divmod(processes, per_node)
+    others = 0 if "://" in config.snapshot.dir else processes - per_node
     shape = (nodes, per_node) if nodes > 1 < per_node and not rest else (1, processes)  # as World.shape
     fast = config.reduce == "fast"
     ranges = shares(*shape, microbatches)
@@ -231,7 +232,13 @@ def footprint(config: Config, model: Model, processes: int, per_node: int, graph
         },
         snapshots=_snapshots(config, model, moments, slices, processes, per_node),
         hot={config.snapshot.hot_dir: 2 * (weights + whole)} if config.snapshot.hot_every_steps else {},
-        network=_network(config, processes, per_node, moments if slices > 1 else 0, weights + whole),
+        # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
+        network={
+            "to the run's node, with each snapshot": others * moments * (slices > 1),
+            "from there, with each start": others * (weights + whole),
+        }
+        if others
+        else {},
     )
 
 
@@ -266,15 +273,6 @@ def _snapshots(
         ahead = max(2, PARALLEL_PARTS // writers) * part
         copies["parts being written"] = min(ahead, share_of_parts(moments * slices, writers))
     return copies
-
-
-def _network(config: Config, processes: int, per_node: int, slice_: int, state: int) -> dict[str, int]:
-    """slice_: bytes of a process's slice; 0: each has all. state: of all."""
-    others = processes - per_node
-    if not others or "://" in config.snapshot.dir:
-        return {}
-    # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
-    return {"to the run's node, with each snapshot": others * slice_, "from there, with each start": others * state}
 
 
 def changed(config: Config, key: str, value: object) -> Config:

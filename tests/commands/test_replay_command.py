@@ -13,6 +13,7 @@ from mingpt.report.reading import Run
 from mingpt.snapshot.format import State
 from replay_kit import data_of, files_of, train_here
 from rewriting_kit import rewrite
+from snapshot_kit import save
 from told import Told
 from verb_kit import mingpt, store, verified
 
@@ -70,10 +71,12 @@ def test_another_bit_is_named(data: str) -> None:
     [
         "--drop 8", "--drop 0,1,2,3,4,5,6,7", "--set optimizer.lrr=1", "--set run.name=x", "--set model.n_embd=48",
         "--attempt 7", "--step 10", "run --out new", "run@3 --out run/snapshots", "run@2 --out old",
+        "run@3 --out other",
     ],
 )  # fmt: skip
 def test_mistakes(options: str, data: str, told: Told) -> None:
-    """old: a place that has the step already."""
+    """old: a place that has the step already. other: a place with another run."""
+    save(store("other"), 9)
     before = files_of(Path("run"))
     if "old" in options:
         mingpt(f"replay run@2 --out old {data}")

@@ -17,5 +17,8 @@ if munged=$(cat "$LAB/run/munged.pid" 2>/dev/null); then
   kill "$munged" 2>/dev/null
   for _ in {1..50}; do kill -0 "$munged" 2>/dev/null || break; sleep 0.1; done # it removes its own files as it ends
 fi
+for f in nodes home; do
+  while mountpoint -q "$LAB/$f"; do umount -l "$LAB/$f" || break; done
+done
 rm -rf "${LAB:?}"/{run,state,spool,nodes,home,sky}
 exit 0

@@ -25,6 +25,10 @@ if [ "$name" != login ]; then
   chmod 1777 "$LAB/nodes/$name/tmp"
   mount --bind "$LAB/nodes/$name/tmp" /tmp
   mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+  # A disk that is this node's alone, and stays when the node is started again: the same path on all nodes.
+  mkdir -p "$LAB/nodes/$name/disk"
+  chown $ID:$ID "$LAB/nodes/$name/disk"
+  mount --bind "$LAB/nodes/$name/disk" "$LAB/disk"
 fi
 mkdir -p "$project"
 mount --rbind "$LAB/nodes/$name/project" "$project"

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import re
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,6 +28,8 @@ LAB = Path(os.environ.get("LAB", "/var/lib/mingpt-lab"))
 USER, USER_ID = "mguser", 4242
 HOME = LAB / "home" / USER  # all nodes see it, and so do the tests
 
+# Of tests in several processes (make test-lab): these share six nodes.
+one_after_another = pytest.mark.xdist_group("lab")
 needs_lab = pytest.mark.skipif(not (LAB / "run/ctl.pid").exists(), reason="the lab is not up: make lab-up")
 
 # The recipes' own experiment, small enough for 16 processes on a laptop's cores. 16 microbatches, as ever; not in bf16,
@@ -62,13 +66,16 @@ def run(*words: str, limit: float = 1800, check: bool = True) -> "subprocess.Com
 
 
 def sky(*words: str, limit: float = 1800, check: bool = True) -> "subprocess.CompletedProcess[str]":
-    """`sky …` as a user of the lab."""
-    return run(str(SCRIPTS / "client.sh"), "sky", *words, limit=limit, check=check)
+    """`sky …` as a user of the lab. `pytest -s` shows how long each one took."""
+    began = time.monotonic()
+    done = run(str(SCRIPTS / "client.sh"), "sky", *words, limit=limit, check=check)
+    print(f"{time.monotonic() - began:.0f} s: sky {' '.join(words)[:80]}", flush=True)
+    return done
 
 
-def on(host: str, *words: str, check: bool = True) -> str:
+def on(host: str, *words: str, check: bool = True, limit: float = 120) -> str:
     """A root command on one of the lab's hosts: login, n1, n2, …"""
-    return run(str(SCRIPTS / "on.sh"), host, *words, limit=120, check=check).stdout
+    return run(str(SCRIPTS / "on.sh"), host, *words, limit=limit, check=check).stdout
 
 
 def cut(node: int) -> None:
@@ -100,6 +107,70 @@ def shared(name: str) -> Path:
     for path in (folder.parent, folder):
         os.chown(path, USER_ID, USER_ID)
     return folder
+
+
+def own(folder: Path) -> None:
+    """Makes all of it the user's."""
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, USER_ID, USER_ID, follow_symlinks=False)
+
+
+def checkout(folder: Path) -> None:
+    """What a user has cloned, in an empty folder of the user's."""
+    for name in ("mingpt", "configs", "recipes"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "constraints.txt", "constraints-cpu.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    own(folder)
+
+
+def as_user(folder: Path, *words: str, check: bool = True, limit: float = 120) -> str:
+    """A command on the login node, as the user."""
+    command = f"cd {shlex.quote(str(folder))} && exec {shlex.join(words)}"
+    return on("login", "runuser", "-u", USER, "--", "bash", "-c", command, check=check, limit=limit)
+
+
+def install_once() -> None:
+    """Set-up's environment, which clusters of SkyPilot find on their nodes from now on, but for those called new…
+
+    It takes a minute, and there are a dozen of clusters. slurm/prolog-ctld.sh copies it.
+    """
+    seed = HOME / "seed"
+    if (seed / ".complete").exists():
+        return
+    shutil.rmtree(seed, ignore_errors=True)
+    seed.mkdir()
+    checkout(seed)
+    set_up = ["env", "EXTRAS=s3", "srun", "--nodes=1", "bash", "recipes/setup.sh", "experiment=shakespeare_10m"]
+    as_user(seed, *set_up, limit=900)
+    (seed / ".complete").touch()
+
+
+def disk(node: int) -> Path:
+    """What the node alone has. It outlives jobs."""
+    return LAB / "nodes" / f"n{node}" / "disk"
+
+
+@contextmanager
+def own_disks(cluster: str) -> Iterator[None]:
+    """In a cluster of SkyPilot with this name, `runs` of the working folder is each node's own, empty at first."""
+    mark = LAB / "run/own-disks" / cluster
+    for node in range(1, 7):
+        for old in disk(node).iterdir():
+            shutil.rmtree(old)
+    mark.touch()
+    yield
+    mark.unlink()
+
+
+@contextmanager
+def drained(node: int) -> Iterator[None]:
+    """New jobs don't get this node."""
+    on("login", "scontrol", "update", f"NodeName=n{node}", "State=DRAIN", "Reason=a test")
+    try:
+        yield
+    finally:
+        on("login", "scontrol", "update", f"NodeName=n{node}", "State=RESUME")
 
 
 def undisturbed(folder: Path, experiment: str, overrides: tuple[str, ...]) -> str:

@@ -43,6 +43,12 @@ cp "$lab/slurm/sky-config.yaml" "$home/.sky/config.yaml"
 probe=$(HOME=$home "$sky/bin/python" -c 'from importlib.util import find_spec; print(find_spec("sky").submodule_search_locations[0])')/backends/backend_utils.py
 sed -i "s#^_TEST_IP_LIST = .*#_TEST_IP_LIST = ['http://127.0.0.1:46580/api/health']#" "$probe"
 grep -q "^_TEST_IP_LIST = \['http://127.0.0.1" "$probe" || { echo "no list of probes in $probe: this SkyPilot is another one" >&2; exit 1; }
+# As many controllers as fit into memory, a dozen, would be started with the server, and look for jobs: one is enough.
+controllers=${probe%/backends/*}/utils/controller_utils.py
+sed -i "s#^MAX_CONTROLLERS = .*#MAX_CONTROLLERS = 1#" "$controllers"
+grep -q "^MAX_CONTROLLERS = 1$" "$controllers" || { echo "no number of controllers in $controllers: this SkyPilot is another one" >&2; exit 1; }
+# What is changed is compiled again, once.
+"$sky/bin/python" -m compileall -q "$probe" "$controllers"
 for _ in $(seq 50); do
   ssh -F "$home/.slurm/config" -o LogLevel=ERROR lab sinfo -h >/dev/null 2>&1 && exit 0
   sleep 0.2

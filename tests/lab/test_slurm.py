@@ -1,8 +1,6 @@
 """The Slurm recipes, unedited, submitted by a user to a real Slurm."""
 
-import os
 import re
-import shlex
 import shutil
 import sys
 import time
@@ -12,12 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from lab_kit import ROOT, SMALL, USER, USER_ID, cut, digest, mend, needs_lab, on, shared, undisturbed, wait_until
+from lab_kit import (
+    ROOT,
+    SMALL,
+    USER,
+    as_user,
+    checkout,
+    cut,
+    digest,
+    mend,
+    needs_lab,
+    on,
+    one_after_another,
+    own,
+    shared,
+    undisturbed,
+    wait_until,
+)
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.world.slurm import hostnames
 
-pytestmark = [pytest.mark.lab, needs_lab]
+pytestmark = [pytest.mark.lab, one_after_another, needs_lab]
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 READY = {"MINGPT_PYTHON": sys.prefix}
@@ -30,11 +44,7 @@ ENDLESS = (*QUICK, "train.max_steps=1000000", "train.eval_every=0", "schedule=co
 def project() -> Path:
     """A checkout in the user's home, as a user has it."""
     folder = shared("slurm")
-    for name in ("mingpt", "configs", "recipes"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "constraints.txt", "constraints-cpu.txt", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    own(folder)
+    checkout(folder)
     return folder
 
 
@@ -45,16 +55,6 @@ def alone(project: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     shutil.copytree(ROOT / "data", project / "data", dirs_exist_ok=True)
     own(project)
     return result
-
-
-def own(folder: Path) -> None:
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, USER_ID, USER_ID, follow_symlinks=False)
-
-
-def as_user(folder: Path, *words: str, check: bool = True) -> str:
-    command = f"cd {shlex.quote(str(folder))} && exec {shlex.join(words)}"
-    return on("login", "runuser", "-u", USER, "--", "bash", "-c", command, check=check)
 
 
 @dataclass

@@ -110,7 +110,7 @@ SLIPS = [
         "--data.path={}", "--cfg={}", "--token {}",
         "data=own data._target_='{}'", "optimizer.lr=${{oc.decode:'{}'}}", "train.freeze=['{}']",
     )),
-    *(f"snapshots {command} {{}}" for command in ("list", "verify", "prune", "copy {}", "export {}")),
+    *(f"snapshots {command} {{}}" for command in ("list", "verify", "prune", "export {}")),
     "snapshots --{}", "prepare {} --out here --tokenizer {}", "generate {}", "generate {} --nope={}",
 ]  # fmt: skip
 

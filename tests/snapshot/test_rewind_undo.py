@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -19,6 +20,7 @@ from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from report_kit import Made
 from snapshot_kit import PROVENANCE, save, state_of
+from verb_kit import mingpt
 
 
 class History:
@@ -151,6 +153,53 @@ def test_retention_deletes_nothing_that_a_rewind_has_set_aside(run: History) -> 
     assert run.store.steps() == [50]
     run.undo()
     assert run.digests() == {step: run.first[step] for step in (20, 30)}
+
+
+@pytest.mark.parametrize("bucket", [False, True])
+def test_prune_deletes_what_a_rewind_has_set_aside_and_no_part_of_another_snapshot(
+    tmp_path: Path, bucket: bool
+) -> None:
+    """Also where the run has computed a step again: with the same bits (20), and with others (30)."""
+    run = History(f"memory://{uuid4().hex}" if bucket else str(tmp_path))
+    run.attempt(30, 40)
+    run.rewind(10)
+    run.attempt(10, 20)
+    run.attempt(20, 30, 50, shift=100)
+    kept = run.digests()
+    would = mingpt(f"snapshots prune {run.dir} --keep 9 --dry-run")
+    assert run.digests() == kept
+    assert mingpt(f"snapshots prune {run.dir} --keep 9") == would.replace("would delete", "deleted").replace(
+        "would stay", "left"
+    )
+    assert [line for line in would.splitlines() if "rewind" in line] == [
+        f"would delete what a rewind has set aside of step {step}" for step in (40, 30, 20)
+    ]
+    assert run.digests() == kept == {step: kept[step] for step in (50, 30, 20, 10)}
+    assert run.store.folders() == [50, 30, 20, 10]
+    for step in run.store.folders():
+        names = {MANIFEST, *read_manifest(run.store, step).parts}
+        assert {file.name for file in run.store.files(step)} == names
+    with pytest.raises(UserError, match="can't be undone"):
+        run.undo()
+
+
+def test_prune_leaves_the_parts_that_an_attempt_is_writing_again(run: History) -> None:
+    """Before it commits them: its bits are those that were set aside."""
+    run.rewind(10)
+    again = {path: path.stat().st_mtime + 1 for path in Path(run.store.folder(20)).glob("model-*")}
+    for path, now in again.items():
+        os.utime(path, (now, now))
+    plan(run.store, Retention(9), 10, {}, undoable=False).apply(run.store)
+    assert {*Path(run.store.folder(20)).iterdir()} == {*again}
+    assert not Path(run.store.folder(30)).exists()
+
+
+def test_prune_leaves_what_an_undo_brings_back_meanwhile(run: History) -> None:
+    run.rewind(10)
+    planned = plan(run.store, Retention(9), 10, {}, undoable=False)
+    run.undo()
+    planned.apply(run.store)
+    assert run.digests() == run.first
 
 
 def test_metrics_and_ledger_follow_the_undoing(tmp_path: Path) -> None:

@@ -79,7 +79,6 @@ VERBS = {
     "show": ("snapshots", "show {run}"),
     "verify": ("snapshots", "verify {run}"),
     "prune": ("snapshots", "prune --dry-run {run}"),
-    "copy": ("snapshots", "copy {run} {new}"),
     "fork": ("fork", "--trust {run}@8 {new}"),
     "generate": ("generate", "{run} --tokens 1 --prompt t"),
     "replay": ("replay", "{run} --step 9 {text}"),
@@ -89,7 +88,7 @@ VERBS = {
         "track=[tensorboard]",
     ),
 }
-SLOW = ("replay", "fork", "train", "copy")
+SLOW = ("replay", "fork", "train")
 # They look at the run's directory, not at snapshots alone.
 WHOLE = ("report", "log", "diff", "replay", "train")
 

@@ -1,11 +1,9 @@
-"""A hostile snapshot, or the web server that it lies on, costs a reader little memory, whatever it promises."""
+"""A hostile snapshot costs a reader little memory, whatever it promises."""
 
 import json
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -23,7 +21,6 @@ from mingpt.snapshot.staging import StagedPart
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from snapshot_kit import ALONE, PROVENANCE, digest_of, equal, save, signed
-from web_kit import Folder, served
 
 MIB = 2**20
 
@@ -97,56 +94,6 @@ def test_a_manifest_that_no_reader_would_take_is_not_written_and_gpt2_xl_fits(
     for vocabulary in ({"text": "a" * MIB}, {"list": [0] * 1000}):
         with pytest.raises(UserError, match="vocabulary"):
             encode_manifest(manifest.model_copy(update={"vocabulary": vocabulary}))
-
-
-# Web servers
-
-
-class Liar(Folder):
-    """Of a snapshot's files tells sizes that have nothing to do with what it sends."""
-
-    lie = ("", "")  # a file's beginning, and what is done for it
-    over = Event()
-
-    def is_lying(self, how: str) -> bool:
-        return (Path(self.path).name.startswith(self.lie[0]), how) == (True, self.lie[1])
-
-    def send_header(self, key: str, value: str) -> None:
-        if not (key == "Content-Length" and self.command == "GET" and self.is_lying("endless")):
-            super().send_header(key, value)
-
-    def copyfile(self, source: Any, outputfile: Any) -> None:
-        content = source.read()
-        with suppress(OSError):  # the client has had enough
-            while self.is_lying("endless"):
-                outputfile.write(bytes(MIB))
-            outputfile.write(content[:9] if self.is_lying("silent") else content)
-            outputfile.flush()
-            if self.is_lying("silent"):
-                self.over.wait(200)
-
-
-@pytest.fixture
-def liar(tmp_path: Path, store: Store) -> Iterator[Store]:
-    Liar.over.clear()
-    with served(tmp_path, Liar) as url:
-        yield Store(f"{url}/snapshots")
-        Liar.over.set()
-
-
-@pytest.mark.parametrize("file", ["manifest", "model"])
-def test_what_a_web_server_sends_without_end_is_not_taken(liar: Store, file: str) -> None:
-    Liar.lie = (file, "endless")
-    with pytest.raises(Damaged, match="announces"):
-        read(liar, 3)
-
-
-def test_a_web_server_that_falls_silent_is_not_waited_for(liar: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINGPT_STORE_SECONDS", "1")
-    Liar.lie = ("manifest", "silent")
-    with pytest.raises(ConnectionError, match="1 s"):
-        verify(Store(liar.url), 3)
-    assert not Liar.over.is_set()
 
 
 def test_a_part_that_is_written_is_not_kept(store: Store) -> None:

@@ -158,7 +158,7 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> 
     forget_clients()
     try:
         with pytest.raises(TransientError, match=r"http://web\.invalid"):
-            Store("http://web.invalid/run").steps()
+            Folder("http://web.invalid/run").entries()
         with serving(Proxy) as url:
             monkeypatch.setenv("http_proxy", url)
             fs, path = open_fs("http://web.invalid/text.txt", "data.path")

@@ -9,6 +9,7 @@ import pytest
 
 from mingpt import cli, localfile
 from mingpt.errors import Damaged, Incomplete, SnapshotFailed, TransientError, UserError
+from mingpt.folder import Folder
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.hot import run_id
@@ -17,7 +18,6 @@ from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from snapshot_kit import equal, read_newest, save, state_of
 from store_kit import BUCKET, Stores
-from web_kit import Folder, served
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def test_a_server_that_accepts_and_never_answers_is_left_in_time(monkeypatch: py
     monkeypatch.setenv("MINGPT_STORE_SECONDS", "0.05")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/run"
-        with pytest.raises(TransientError, match=rf"snapshot\.dir={url}: .* 0.05 s: .*MINGPT_STORE_SECONDS"):
-            Store(url).steps()
+        with pytest.raises(TransientError, match=rf"run\.dir={url}: .* 0.05 s: .*MINGPT_STORE_SECONDS"):
+            Folder(url).entries()
 
 
 def test_a_limit_that_is_none_is_a_mistake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,30 +83,27 @@ def test_a_download_that_was_cut_off_is_no_damage(store: Store, monkeypatch: pyt
         read(store, 1)
 
 
-class Broken(Folder):
-    """A web server that can't hand out one file."""
-
-    def send_head(self) -> Any:
-        if "step-000000002/model" in self.path:
-            return self.send_error(500)
-        return super().send_head()
-
-
 def test_a_file_that_alone_cant_be_had_is_named_and_older_ones_are_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(localfile, "PAUSES", (0, 0))
-    for step in (1, 2):
-        save(Store(str(tmp_path)), step)
-    with served(tmp_path, Broken) as url:
-        assert cli.run("snapshots", ["verify", url]) == 1
-        bad, good = capsys.readouterr().out.splitlines()
-        assert bad.startswith(f"step 2: DAMAGED: {url}/step-000000002: URL={url}: step-000000002/model-00001-")
-        assert good.startswith("step 1: good")
-        said = list[str]()
-        assert (newest := read_newest(Store(url), said.append))
-        assert newest.manifest.step == 1
-        assert [line[:28] for line in said] == ["UNREADABLE SNAPSHOT of step "]
+    save(store, 2)
+    real = store.fs.cat_file
+
+    def broken(path: str, *range: Any, **named: Any) -> Any:
+        if "step-000000002/model" in path:
+            raise OSError("500")
+        return real(path, *range, **named)
+
+    monkeypatch.setattr(store.fs, "cat_file", broken)
+    assert cli.run("snapshots", ["verify", store.url]) == 1
+    bad, good = capsys.readouterr().out.splitlines()
+    assert bad.startswith(f"step 2: DAMAGED: {store.url}/step-000000002: URL={store.url}: step-000000002/model-00001-")
+    assert good.startswith("step 1: good")
+    said = list[str]()
+    assert (newest := read_newest(store, said.append))
+    assert newest.manifest.step == 1
+    assert [line[:28] for line in said] == ["UNREADABLE SNAPSHOT of step "]
 
 
 def test_a_bit_that_flips_once_on_the_way_damages_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
