@@ -85,30 +85,30 @@ def only_marker(machine: Machine) -> bool:
     return [*machine.files()] == [MARKER]
 
 
-def test_all_files_are_the_heads(four: list[Machine], run: Run, tmp_path: Path, expected: dict[int, str]) -> None:
+@pytest.mark.example
+def test_all_files_are_the_heads(four: list[Machine], run: Run, undisturbed: NewRun) -> None:
     """Two nodes with two processes and one. The head is SkyPilot's node 0, which is torchrun's node 1 here."""
     ada, bob, *_ = four
     ended = finished([(bob, 1), (ada, 2)], run, head=ada)
-    shared = Run(str(tmp_path / "shared" / "runs" / "x"), run.text, run.cache, run.overrides)
-    shared.finish(3)
+    alone = undisturbed(*SHORT)
     # Parts, claims, journal, metrics, config.yaml, run-id.
-    assert files(ada.disk) == [f"{RUN}/{name}" for name in files(Path(shared.dir))]
+    assert files(ada.disk) == [f"{RUN}/{name}" for name in files(Path(alone.dir))]
     assert only_marker(bob)
     assert marker(bob) == {"run": id_of(ada), "host": "ada", "attempt": 1, "step": 12}
     opened = {line.removeprefix(OPENED) for line in ended.said["bob"].splitlines() if line.startswith(OPENED)}
     assert opened == {RUN, f"{RUN}/.probe-*", ".elsewhere.json.*.tmp"}  # nor does it read anything
-    assert ada.digests() == expected == digests(shared)
+    assert ada.digests() == digests(alone)
     assert f"run.dir={RUN} is on ada's disk alone" in ended.said["ada"]
     [entry] = mingpt.json("snapshots show", ada.disk / RUN)["history"]
     assert entry["disk"] == "ada"
-    assert mingpt.json("snapshots show", shared.dir)["history"][0].get("disk") is None
+    assert mingpt.json("snapshots show", alone.dir)["history"][0].get("disk") is None
 
 
 def test_the_machine_with_the_run_is_a_worker_node_now(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
     """torchrun, and SkyPilot's head, say otherwise: whole nodes are moved, so that sums still travel in two hops."""
     ada, bob, *_ = four
     run.overrides = (*run.overrides, "snapshot.verify_after_write=true")
-    finished([(ada, 2), (bob, 2)], run, until(4))
+    finished([(ada, 1)], run, until(4))
     ended = finished([(bob, 2), (ada, 2)], run, head=bob)
     assert resumed(ended) == [4]
     said = {name: sorted(line for line in text.splitlines() if "as rank" in line) for name, text in ended.said.items()}
@@ -167,6 +167,7 @@ def test_without_the_machine_that_has_it(four: list[Machine], run: Run, expected
     assert re.search(rf"error: .*run\.dir={RUN}\b.*\bcyd\b.*\bstep 12\b", ended.output), ended.output
 
 
+@pytest.mark.nightly
 def test_what_another_nodes_memory_has(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
     """The machine with the disk was switched off and on: step 6, in slices of both, is in the other one's memory."""
     ada, bob, *_ = four
@@ -179,6 +180,7 @@ def test_what_another_nodes_memory_has(four: list[Machine], run: Run, expected: 
         assert [again.hot_files(), bob.hot_files()] == [{}, {}]  # the run has finished
 
 
+@pytest.mark.nightly
 def test_what_only_another_nodes_memory_has(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
     """The disk is lost. The way out that the message names: its step is copied, and the run goes on from there."""
     ada, bob, *_ = four
@@ -212,6 +214,7 @@ def test_the_newest_claim_decides(four: list[Machine], run: Run, expected: dict[
     refused([(bob, 1), (cyd, 1)], run, until(16))
 
 
+@pytest.mark.nightly
 def test_two_of_three_share_a_disk(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
     ada, bob, cyd, dan = four
     bob.disk = ada.disk
@@ -226,6 +229,7 @@ def test_two_of_three_share_a_disk(four: list[Machine], run: Run, expected: dict
     assert [only_marker(cyd), only_marker(dan)] == [True, True]
 
 
+@pytest.mark.nightly
 def test_snapshots_that_all_see(four: list[Machine], run: Run, tmp_path: Path, expected: dict[int, str]) -> None:
     """All write them, and their claims are on one disk."""
     ada, bob, *_ = four
@@ -243,6 +247,7 @@ def test_snapshots_that_all_see(four: list[Machine], run: Run, tmp_path: Path, e
     refused([(bob, 1)], run, until(16))
 
 
+@pytest.mark.nightly
 def test_a_damaged_snapshot(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
     """Who does not see the disk finds nothing wrong with it."""
     ada, bob, *_ = four

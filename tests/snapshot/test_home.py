@@ -133,8 +133,9 @@ def test_where_it_lives(name: str) -> None:
 
 def test_ranks_that_alternate_between_nodes() -> None:
     """As Slurm's cyclic distribution gives them: nodes are put together, local order kept."""
-    nodes = replace(ADA, processes=3), replace(WITH_IT, processes=2)
-    assert chosen(*nodes, order=[0, 1, 0, 1, 0]) == ([1, 3, 0, 2, 4], Home([0, 1], [0, 1], "bob"))
+    nodes = replace(ADA, processes=3), replace(WITH_IT, processes=2), replace(CYD, processes=2)
+    order = [0, 1, 2, 0, 1, 2, 0]
+    assert chosen(*nodes, order=order) == ([1, 4, 0, 3, 6, 2, 5], Home([0, 1], [0, 1], "bob"))
 
 
 # What is wrong, and words that the message must have.
