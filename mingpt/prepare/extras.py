@@ -18,7 +18,6 @@ from mingpt.config.checks import HUB_KEYS
 from mingpt.config.schema import Config
 from mingpt.console import ended, say
 from mingpt.errors import FINISHED, UserError
-from mingpt.gone import VARIABLES
 from mingpt.storage import EXTRAS
 
 
@@ -45,24 +44,19 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def check_machines(config: Config, environment: Mapping[str, str]) -> None:
-    """Raise UserError if SkyPilot's machines can't share run.dir, or the recipe's user has set a variable that is gone.
+    """Raise UserError if SkyPilot's machines can't share run.dir.
 
     Each cloud VM has a disk of its own. Slurm's nodes share a home. An absolute path may be a mount: the nodes compare
     what they see there before training.
     """
     nodes = environment.get("SKYPILOT_SETUP_NODE_IPS", "").split()
-    problems = [
-        f"{name}={environment[name]}: {use}" for name, use in VARIABLES.items() if nodes and environment.get(name)
-    ]
     home = environment.get("SKY_RUNTIME_DIR") or environment.get("HOME", "")
     on_slurm = environment.get("SLURM_JOB_ID") or Path(home, ".sky/.sky_slurm_cluster").exists()
     if len(nodes) > 1 and not on_slurm and "://" not in config.run.dir and not Path(config.run.dir).is_absolute():
-        problems.append(
+        raise UserError(
             f"run.dir={config.run.dir} is a folder on each node's own disk: give {len(nodes)} nodes a bucket or a "
             f"shared mount (--env RUN_DIR=s3://bucket/run1), or take one node (sky down, then --num-nodes 1)"
         )
-    if problems:
-        raise UserError(*problems)
 
 
 def main(arguments: list[str]) -> int:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.history.history import History
 from mingpt.report.parting import differing, measured
-from mingpt.snapshot.format import DROPPED_IN_3, Manifest, State, TensorInfo, digest_of, encode_part, lay_out
+from mingpt.snapshot.format import Manifest, State, TensorInfo, digest_of, encode_part, lay_out
 from mingpt.snapshot.reader import read, read_manifest, verify
 from mingpt.train.replaying import Again, Replay
 
@@ -87,7 +87,7 @@ def _audit(run: Replay, found: Interval) -> None:
     steps = [run.advance() for _ in range(found.begin, found.end)]
     found.traced = sum(again.recorded is not None for again in steps)
     manifest, ours = read_manifest(run.past.store, found.end), _infos(run.save().state)
-    theirs = {n: t for n, t in manifest.tensors.items() if manifest.format >= 3 or n != DROPPED_IN_3}
+    theirs = manifest.tensors
     found.digest = digest_of(ours)
     wrong = next((again for again in steps if again.same is False), None)
     equal = found.digest == digest_of(theirs)
