@@ -1,22 +1,28 @@
-"""Made the run directories of this folder, with the code as it is: `cd tests/frozen && PYTHONPATH=../kits python make.py`.
+"""Makes the run directories of this folder anew: `cd tests/frozen && PYTHONPATH=../kits:../.. python make.py`.
 
-They are the contract with users' old runs, so they are not made again. This program says how they were made, at commit d266895;
-later code no longer has all that it imports. A run of a kind that comes later is added beside them. Paths in their configs are
-relative to this folder.
+Four runs: resized, rewound, hot, and one in a bucket; and digests.json, with the digest of each four steps later on
+this machine. They are made anew before the first release, where NUMERICS or the format changes. After a release they
+are the contract with users' runs. Paths in their configs are relative to this folder.
 """
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from random import Random
 
 import fsspec
+import torch
+from test_frozen import LAST, MORE, heat, machine, place
 
-from mingpt.selftest import lockstep
-from run_kit import Started
+import lockstep
+from mingpt.snapshot.reader import verify
+from mingpt.snapshot.store import Store
 from store_kit import BUCKET, Moto
 
 TINY = (
@@ -37,38 +43,33 @@ def data() -> None:
     Path("data/text.txt").write_text("\n".join(lines))
 
 
-def mingpt(*arguments: str, world: int = 1, code: int = 0) -> None:
+def mingpt(*arguments: str, world: int = 1) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     module = ["-m", "mingpt.train", *arguments[1:]] if world > 1 else ["-m", "mingpt.cli", *arguments]
     verb = "import sys; from mingpt.cli import main; sys.argv[0] = 'mingpt'; sys.exit(main())"
     command = [sys.executable, *launcher, *module] if world > 1 else [sys.executable, "-c", verb, *arguments]
     print("==", *arguments, flush=True)
     ended = subprocess.run(command, env=ENV).returncode
-    assert ended == code, f"{ended} in place of {code}"
+    assert ended == 0, ended
 
 
-def train(
-    name: str, *overrides: str, world: int = 1, tiny: tuple[str, ...] = TINY, at: str = "runs", code: int = 0
-) -> None:
-    given = [*tiny, f"run.dir={at}/{name}", f"run.name={name}", *overrides]
+def train(name: str, *overrides: str, world: int = 1, at: str = "runs") -> None:
+    given = [*TINY, f"run.dir={at}/{name}", f"run.name={name}", *overrides]
     last = {text.partition("=")[0]: text for text in given}
-    mingpt("train", *last.values(), world=world, code=code)
+    mingpt("train", *last.values(), world=world)
 
 
 def killed(name: str, step: int, *overrides: str) -> None:
     """A run that is killed at the line of a step, so that its newest snapshot is a hot one."""
     given = [*TINY, f"run.dir=runs/{name}", f"run.name={name}", *overrides]
     last = {text.partition("=")[0]: text for text in given}
-    started = Started(
-        lockstep.start([sys.executable, "-m", "mingpt.train", *last.values()], env=ENV, start_new_session=True)
-    )
-
-    def kill(at: int) -> None:
-        if at >= step:
-            os.killpg(started.process.pid, signal.SIGKILL)
-
-    started.on_step = kill
-    assert started.wait() == -signal.SIGKILL, started.output
+    command = [sys.executable, "-m", "mingpt.train", *last.values()]
+    process = lockstep.start(command, env=ENV, start_new_session=True)
+    assert process.stdout
+    for line in process.stdout:
+        if re.match(rf"step +{step}\b", line):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
 
 
 def bucket() -> None:
@@ -98,7 +99,7 @@ def main() -> None:
     Path("hot").mkdir()
     killed(
         "hot",
-        15,
+        13,  # that of step 12 is stored by then
         *TEXT,
         "train.max_steps=24",
         "snapshot.every_steps=8",
@@ -107,6 +108,33 @@ def main() -> None:
     )
     bucket()
     shutil.rmtree("cache", ignore_errors=True)
+    record()
+
+
+def record() -> None:
+    """Write digests.json. The runs go on in a copy of this folder."""
+    torch.set_num_threads(1)  # as in the tests: machine() depends on it
+    stored = {name: digests(name) for name in LAST}
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("data", "runs", "bucket"):
+            shutil.copytree(name, f"{folder}/{name}")
+        os.chdir(folder)
+        hot = verify(Store(str(heat())), LAST["hot"]).digest
+        resumed = dict[str, str]()
+        for name, last in LAST.items():
+            steps = f"train.max_steps={last + MORE}"
+            own = () if name != "bucket" else ("run.dir=bucket", "snapshot.dir=bucket/snapshots")
+            mingpt("train", f"--config-dir={place(name)}", "--config-name=config", "snapshot.hot_dir=hot", steps, *own)
+            resumed[name] = digests(name)[str(last + MORE)]
+        os.chdir(here)
+    found = {"stored": stored, "resumed": {machine(): resumed}, "hot": hot, "made on": machine()}
+    Path("digests.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def digests(name: str) -> dict[str, str]:
+    store = Store(f"{place(name)}/snapshots")
+    return {str(step): verify(store, step).digest for step in store.steps()}
 
 
 if __name__ == "__main__":
