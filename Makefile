@@ -83,7 +83,7 @@ test-cuda-wheel: $(INSTALLED) ## steps on fake CUDA tensors, with torch's CUDA w
 # The lab is taken down even if tests fail.
 short-lab: $(SKY_INSTALLED)
 	@if tests/lab/possible.sh; then \
-		PYTHON=$(PYTHON) tests/lab/up.sh && { $(BIN)/python -m pytest -m "lab and not slow"; code=$$?; tests/lab/down.sh; exit $$code; }; \
+		PYTHON=$(PYTHON) tests/lab/up.sh && { $(BIN)/python -m pytest -m "lab and not slow" tests/lab; code=$$?; tests/lab/down.sh; exit $$code; }; \
 	else echo "Not run here: the tests of tests/lab, for the reason above."; fi
 
 lab-up: $(INSTALLED) $(SKY_INSTALLED) ## start a real Slurm and SkyPilot on this machine (root; tests/lab/README.md)
@@ -94,7 +94,7 @@ lab-down: ## stop it
 
 # Beside the lab, whose tests wait for Slurm most of the time: bare machines and the container's image.
 test-lab: $(INSTALLED) ## all tests of recipes in the lab (make lab-up first)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m lab
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m lab tests/lab
 
 fast: $(INSTALLED) ## the fast tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"

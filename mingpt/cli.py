@@ -19,7 +19,6 @@ from mingpt import NUMERICS, TORCH, __version__
 from mingpt.command import code_of, expanded, raising
 from mingpt.console import complain, ended, say
 from mingpt.errors import FINISHED, STOPPED, USER_ERROR, UserError, exit_now
-from mingpt.gone import instead
 from mingpt.parsers import GROUPS, VERBS, Verb, parse
 from mingpt.world.env import Env
 
@@ -151,8 +150,6 @@ def about(words: Sequence[str]) -> int:
         return ended(FINISHED)
     if not name:
         complain(help_text())
-    elif cure := instead(f"mingpt {name}"):
-        complain(f"error: {cure}")
     else:
         close = get_close_matches(name, VERBS, n=1)
         complain(f"error: unknown command {name!r}{f' (did you mean {close[0]}?)' if close else ''}; see mingpt --help")

@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from mingpt.console import complain
 from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError, exit_now
-from mingpt.gone import instead
 from mingpt.redact import printable, without_secrets
 
 INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C
@@ -50,10 +49,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
-            verb = self.prog.split()[-1]
             for argument in message.split()[2:]:
                 name = argument.partition("=")[0]
-                message = instead(f"{verb} {name}", name) or message
                 if name.startswith("-") and ("_" in name or "." in name):
                     key = self.key_for(name.strip("-"))
                     message = f"unrecognized arguments: {argument}: keys have no dashes: write {key}=…"

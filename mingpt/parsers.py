@@ -424,7 +424,7 @@ def prepare(parser: Parser) -> None:
     """Turn text, JSON lines, CSV or Parquet into token shards.
 
     SOURCES are files and globs at any fsspec URLs, hf://datasets/OWNER/NAME/*.parquet too, and @LIST: a file with
-    one of them a line. *.gz, *.bz2, *.xz and *.zst are unpacked. The result depends on the sources and the options
+    one of them a line. *.gz and *.zst are unpacked. The result depends on the sources and the options
     alone, not on the number of processes or of interruptions. After a kill, the same command goes on after the last
     finished file. Train on the result with data=shards data.path=URL.
 
@@ -454,7 +454,6 @@ def prepare(parser: Parser) -> None:
         metavar="N",
         help="end with the document that makes it N, as in 10B or 500M (default: read all)",
     )
-    parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="leave out up to N bad lines (default: 0)")
     parser.add_argument(
         "--shard-tokens", type=int, metavar="N", default=1 << 25, help="tokens in a shard (default: 33554432)"
     )

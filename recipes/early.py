@@ -7,7 +7,6 @@ after.
 """
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -39,8 +38,6 @@ class Empty(type):
 
 
 class EmptyModule(ModuleType):
-    __path__: Sequence[str] = ()
-
     def __getattr__(self, name: str) -> Any:
         return getattr(Empty("module", (), {}), name)
 
@@ -62,6 +59,7 @@ class Finder:
 
 
 def main(arguments: list[str]) -> int:
+    from mingpt.console import complain
     from mingpt.errors import FINISHED, UserError
     from mingpt.prepare import extras
 
@@ -71,8 +69,8 @@ def main(arguments: list[str]) -> int:
         # Code of the user's own derives from torch's classes: whether it does can't be seen here.
         if problems := [problem for problem in error.problems if "_target_" not in problem]:
             raise UserError(*problems) from None
-    except Exception as error:  # an empty class was not enough: no reason to refuse a run
-        print(f"set-up: the config is judged when torch is there, and not before: {error}", file=sys.stderr)
+    except Exception as error:  # such code may do anything when it is imported, and is judged after the installation
+        complain(f"the config is judged after the installation only: {type(error).__name__}: {error}")
     return FINISHED
 
 

@@ -178,8 +178,6 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[s
     """(differences between two fingerprints, keys that only the new one has)."""
     both = old.keys() & new.keys()
     changed = differences({k: old[k] for k in both}, {k: new[k] for k in both})
-    # An older version took GPT-2's tokens from tiktoken: equal ones (docs/log.md).
-    changed = [line for line in changed if not line.startswith("tokenizers.tiktoken: ")]
     return changed, [k for k, value in new.items() if k not in old and value is not None]
 
 

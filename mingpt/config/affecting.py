@@ -11,7 +11,7 @@ from mingpt.config.section import AffectsResult, Own, Section
 
 
 def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Every key's value, the default for a key that a config of an earlier version lacks; and which ones matter."""
+    """Every key's value, the default for a key that the config lacks; and which ones matter."""
     values, affecting, of, raw = dict[str, Any](), set[str](), schemas(raw), filled(raw)
 
     def add(key: str, field: FieldInfo, name: str, section: Mapping[str, Any]) -> None:

@@ -33,7 +33,6 @@ from mingpt.config.schema import Config
 from mingpt.config.validation import validate
 from mingpt.console import say
 from mingpt.errors import UserError
-from mingpt.gone import instead
 from mingpt.redact import BLANK, as_lines, is_secret, without_secrets
 
 NOT_SET = ": not set: "
@@ -246,8 +245,6 @@ def _refused(text: str, error: Exception, there_are: Mapping[str, Mapping[str, s
     """One line for an override that Hydra does not take."""
     group, _, option = text.lstrip("+~").partition("=")
     shown = without_secrets(text)
-    if cure := instead(f"{group}={option}"):
-        return cure
     if text.startswith("~") and "does not exist" in str(error) and group in keys():
         return f"{shown}: no file sets it, so it has its default already: leave this out"
     if group not in there_are or option in there_are[group]:

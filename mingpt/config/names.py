@@ -5,7 +5,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from mingpt.config.keys import held_at, keys, kind_of, kinds_at, kinds_having, named
-from mingpt.gone import instead
 from mingpt.redact import printable, without_secrets
 
 # As nanoGPT and others call them.
@@ -38,8 +37,6 @@ def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
             f"{', '.join(having)}: "
             f"{cure}, or choose {section}.kind={having[0]}"
         )
-    if gone := instead(key, told):
-        return gone
     close = OTHERS.get(key) or _nearest(section, name, raw)
     return f"{told} is not a key{f' (did you mean {close}?)' if close else ''}"
 

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from mingpt.config.imports import imported_sha256, search_here_too
 from mingpt.config.section import Own
 from mingpt.errors import UserError
-from mingpt.gone import instead
 from mingpt.redact import without_secrets
 
 # What code of a section is given besides its keys, if it has a parameter of this name.
@@ -122,7 +121,7 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
         for name in sorted(given.keys() - named.keys()):
             close = get_close_matches(name, named, n=1)
             hint = f" (did you mean {section}.{close[0]}?)" if close else ""
-            problems.append(instead(f"{section}.{name}") or f"{section}.{name} is no argument of it{hint}")
+            problems.append(f"{section}.{name} is no argument of it{hint}")
     if problems:
         raise UserError(f"{shown} takes ({', '.join(named)}): {'; '.join(problems)}")
 

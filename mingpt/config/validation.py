@@ -15,7 +15,6 @@ from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.section import Section
 from mingpt.errors import UserError
-from mingpt.gone import instead
 from mingpt.redact import BLANK, is_secret, printable, without_secrets
 
 
@@ -47,8 +46,6 @@ def shown(key: str, value: object) -> Any:
 
 def _not_a_word(key: str, given: object) -> str:
     given = printable(str(shown(key, given)))
-    if cure := instead(f"{key}={given}"):
-        return cure
     close = get_close_matches(given, choices(key), n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"{key}={given} is not one of {', '.join(choices(key))}{hint}"

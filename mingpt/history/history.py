@@ -164,7 +164,7 @@ class History:
 
     @cached_property
     def claims(self) -> dict[int, Record]:
-        """Of all attempts. The newest snapshot tells those of a copy, the metrics those of an earlier version."""
+        """Of all attempts. The newest snapshot tells those of a copy, the metrics those without a claim."""
         found, before = dict[int, Record](), 0
         for number, entry in self.entries.items():
             if number > before:

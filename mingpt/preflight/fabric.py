@@ -7,7 +7,6 @@ alone. This runs in a helper, last of all, since NCCL may hang or take the proce
 
 import os
 import re
-from datetime import timedelta
 from tempfile import NamedTemporaryFile
 
 from mingpt.preflight import meeting
@@ -24,7 +23,6 @@ ADVICE = (
 NETWORK = re.compile(
     r"NCCL INFO (NET/\w+ ?: Using \[0\].*|NET/OFI Selected .*|Failed to open libibverbs.*|Using network .*)"
 )
-TCP = "Using network Socket"
 
 
 def measure() -> str:
@@ -33,6 +31,5 @@ def measure() -> str:
 
     with NamedTemporaryFile("r") as log:
         os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": log.name}
-        group = dist.new_group(backend="nccl", timeout=timedelta(seconds=SECONDS))
-        speed = meeting.speed([BYTES], "cuda", group) / 1e9
+        speed = meeting.speed([BYTES], "cuda", dist.new_group(backend="nccl")) / 1e9
         return f"{speed:.1f} GB/s from one GPU; {', '.join(NETWORK.findall(log.read()))}"

@@ -268,8 +268,7 @@ class Inspection:
         if self.config.world.backend == "gloo" or not all(node["facts"]["nccl"] for node in nodes):
             return []
         try:
-            measured = answer(self.store.ask(fabric.measure), fabric.SECONDS)
-            results = self._gather(RESULTS, measured, fabric.SECONDS)
+            results = self._gather(RESULTS, answer(self.store.ask(fabric.measure), fabric.SECONDS), fabric.SECONDS)
         except (Unreached, OSError) as error:  # nothing comes after this that needs a helper that hangs
             findings.append(Finding("warning", self.name, "nccl", f"no all-reduce over NCCL ({error})", fabric.ADVICE))
             return []
@@ -277,7 +276,7 @@ class Inspection:
         for node, result in zip(nodes, results, strict=True):
             facts = node["facts"]
             notes.append(f"NCCL on {facts['host']}: {result or 'no answer'}")
-            if facts["infiniband"] and fabric.TCP in str(result):
+            if facts["infiniband"] and "network Socket" in str(result):
                 text = f"NCCL takes TCP, and not {', '.join(facts['infiniband'])}"
                 findings.append(Finding("warning", facts["host"], "nccl", text, fabric.ADVICE))
         return notes

@@ -3,12 +3,9 @@
 A file is cut into blocks, which the encoding processes take one by one. How it is cut depends on its content alone.
 """
 
-import bz2
-import csv
 import gzip
 import io
 import json
-import lzma
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +25,6 @@ from mingpt.storage import install, open_fs, place, unread
 READ = 1 << 20  # characters that are read at a time, and about those of a block
 LONGEST_LINE = 64 << 20  # bytes of a line of JSON; parsed, it may take 20 times as many
 ROWS = 16  # of Parquet, that are unpacked at a time: each may be a long string
-BAD_SHOWN = 20  # bad lines that are printed; further ones are only counted
 STRINGS = ("string", "large_string", "string_view")  # of Arrow
 CURE = "correct it, or give another --form or --field"
 
@@ -56,7 +52,7 @@ class Piece(NamedTuple):  # there may be millions: a tuple is the fastest to sen
 
 class Block(NamedTuple):
     """Some of a file's documents. number: the file's. last: whether it ends the file. read: the bytes of the file that
-    were read by then. bad: the lines that were left out by then, of all files.
+    were read by then.
     """
 
     file: File
@@ -64,22 +60,6 @@ class Block(NamedTuple):
     pieces: list[Piece]
     last: bool
     read: int
-    bad: int
-
-
-class Bad:
-    """Counts the lines that are left out, and prints the first ones. Raises UserError beyond `most`."""
-
-    def __init__(self, most: int, count: int = 0) -> None:
-        self.most, self.count = most, count
-
-    def __call__(self, line: str) -> None:
-        self.count += 1
-        if self.count > self.most:
-            others = f", and {self.most} before it were left out" if self.most else ""
-            raise UserError(f"{line}{others}; --skip-bad N leaves out up to N lines")
-        if self.count <= BAD_SHOWN:
-            say(f"prepare: left out: {line}")
 
 
 def is_validation(first_piece: str, fraction: float) -> bool:
@@ -92,23 +72,23 @@ def is_validation(first_piece: str, fraction: float) -> bool:
     return int.from_bytes(blake2b(first_piece.encode(), digest_size=8).digest(), "little") < fraction * 2**64
 
 
-def blocks(files: Sequence[File], options: Options, bad: Bad, first: int = 0) -> Iterator[Block]:
+def blocks(files: Sequence[File], options: Options, first: int = 0) -> Iterator[Block]:
     """Yield the blocks of all files from number `first` on, at least one of each file.
 
     Raises UserError if a file is not of its form.
     """
     for number, file in enumerate(files[first:], first):
         with place("SOURCES", file.shown):
-            yield from _blocks(file, number, options, bad)
+            yield from _blocks(file, number, options)
 
 
-def _blocks(file: File, number: int, options: Options, bad: Bad) -> Iterator[Block]:
+def _blocks(file: File, number: int, options: Options) -> Iterator[Block]:
     pieces, characters = list[Piece](), 0
     validation: bool | None = None  # whether the long document that is under way validates; None: none is under way
     fs, path = open_fs(file.url, "SOURCES")
     with fs.open(path, "rb") as raw:
         try:
-            for text, ends in _texts(file, number, _unpacked(raw, file.packed), options, bad):
+            for text, ends in _texts(file, number, _unpacked(raw, file.packed), options):
                 if not text and validation is None:  # an empty document is left out
                     continue
                 if validation is None:
@@ -117,39 +97,39 @@ def _blocks(file: File, number: int, options: Options, bad: Bad) -> Iterator[Blo
                 characters += len(text)
                 validation = None if ends else validation
                 if characters >= READ:
-                    yield Block(file, number, pieces, False, raw.tell(), bad.count)
+                    yield Block(file, number, pieces, False, raw.tell())
                     pieces, characters = [], 0
-        except (EOFError, OSError, ValueError, csv.Error, zlib.error, lzma.LZMAError) as error:
+        except (EOFError, OSError, ValueError, zlib.error) as error:
             if unread(error):
                 raise
             why = printable((str(error).splitlines() or [type(error).__name__])[0])
             raise UserError(f"{file.shown}: cannot be read as {file.form} ({why}): {CURE}, or get it again") from error
-    yield Block(file, number, pieces, True, file.size, bad.count)
+    yield Block(file, number, pieces, True, file.size)
 
 
 def _pyarrow() -> Any:
     try:
+        import pyarrow.csv
         import pyarrow.parquet
     except ImportError as error:
-        raise UserError(f"Parquet and .zst need the package pyarrow: {install('parquet')}") from error
+        raise UserError(f"CSV, Parquet and .zst need the package pyarrow: {install('parquet')}") from error
     return pyarrow
 
 
 def _unpacked(raw: Any, packed: str) -> Any:
     if packed == "zst":
         return _pyarrow().CompressedInputStream(raw, "zstd")
-    opened: dict[str, Any] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
-    return opened[packed](raw) if packed else raw
+    return gzip.open(raw) if packed == "gz" else raw
 
 
-def _texts(file: File, number: int, stream: Any, options: Options, bad: Bad) -> Iterator[tuple[str, bool]]:
+def _texts(file: File, number: int, stream: Any, options: Options) -> Iterator[tuple[str, bool]]:
     """Each document, and True; a long one in pieces, with True for the last one."""
     if file.form == "text":
         yield from _cut(
             io.TextIOWrapper(stream, "utf-8-sig", newline=""), options.separator, "" if number else file.shown
         )
     elif file.form == "jsonl":
-        yield from _whole(_json_lines(stream, options.field, file.shown, bad))
+        yield from _whole(_json_lines(stream, options.field, file.shown))
     else:
         yield from _whole((_csv_rows if file.form == "csv" else _parquet_rows)(stream, options.field))
 
@@ -180,7 +160,7 @@ def _cut(stream: io.TextIOBase, separator: str, shown: str) -> Iterator[tuple[st
     yield from _whole([rest])
 
 
-def _json_lines(stream: Any, field: str, shown: str, bad: Bad) -> Iterator[str]:
+def _json_lines(stream: Any, field: str, shown: str) -> Iterator[str]:
     lines, number = io.BufferedReader(stream, READ), 0
     while line := lines.readline(LONGEST_LINE + 1):
         number += 1
@@ -191,15 +171,25 @@ def _json_lines(stream: Any, field: str, shown: str, bad: Bad) -> Iterator[str]:
         try:
             text = _clean(_string(json.loads(line.strip()), field))
         except (ValueError, RecursionError) as error:
-            bad(f"{shown} line {number}: cannot be read ({error}): {CURE}")
-        else:
-            yield text
+            raise UserError(f"{shown} line {number}: cannot be read ({error}): {CURE}") from error
+        yield text
 
 
 def _csv_rows(stream: Any, field: str) -> Iterator[str]:
-    csv.field_size_limit(LONGEST_LINE)
-    for row in csv.DictReader(io.TextIOWrapper(stream, "utf-8-sig", newline="")):
-        yield _string(row, field)
+    """The first row has the columns' names. Raises ValueError: of a row with another number of cells."""
+    csv = _pyarrow().csv
+    text = {field: _pyarrow().string()}
+    try:
+        batches = csv.open_csv(
+            stream,
+            csv.ReadOptions(use_threads=False, block_size=LONGEST_LINE),
+            csv.ParseOptions(newlines_in_values=True),
+            csv.ConvertOptions(include_columns=[field], column_types=text, strings_can_be_null=False),
+        )
+    except KeyError as error:
+        raise ValueError(f"no column {field!r}") from error
+    for batch in batches:
+        yield from (value.as_py() for value in batch.column(0))
 
 
 def _parquet_rows(stream: Any, field: str) -> Iterator[str]:

@@ -17,8 +17,7 @@ from mingpt.config import compose
 from mingpt.config.checks import HUB_KEYS
 from mingpt.config.schema import Config
 from mingpt.console import complain, ended, say
-from mingpt.errors import FINISHED, UserError
-from mingpt.gone import VARIABLES
+from mingpt.errors import FINISHED
 from mingpt.snapshot.elsewhere import alone
 from mingpt.storage import EXTRAS
 
@@ -46,18 +45,13 @@ def check_machines(config: Config, environment: Mapping[str, str]) -> None:
     """Say so if one of SkyPilot's machines will have run.dir alone.
 
     Each cloud VM has a disk of its own. Slurm's nodes share a home. An absolute path may be a mount: the nodes compare
-    what they see there before training. Raises UserError if the recipe's user has set a variable that is gone.
+    what they see there before training.
     """
     nodes = environment.get("SKYPILOT_SETUP_NODE_IPS", "").split()
-    problems = [
-        f"{name}={environment[name]}: {use}" for name, use in VARIABLES.items() if nodes and environment.get(name)
-    ]
     home, run_dir = environment.get("SKY_RUNTIME_DIR") or environment.get("HOME", ""), config.run.dir
     on_slurm = environment.get("SLURM_JOB_ID") or Path(home, ".sky/.sky_slurm_cluster").exists()
     if len(nodes) > 1 and not on_slurm and "://" not in run_dir and not Path(run_dir).is_absolute():
         complain(f"WARNING: {alone(run_dir, 'one node')}")
-    if problems:
-        raise UserError(*problems)
 
 
 def main(arguments: list[str]) -> int:

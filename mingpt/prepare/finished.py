@@ -1,7 +1,6 @@
 """A finished data set: what it was made of, and whether a second `mingpt prepare` would write the same."""
 
 import json
-import sys
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import islice
@@ -14,7 +13,7 @@ from mingpt.console import say
 from mingpt.data.dataset import MANIFEST, DataSet, from_bytes
 from mingpt.errors import UserError
 from mingpt.folder import Folder
-from mingpt.prepare.documents import BAD_SHOWN, Bad, Options, blocks
+from mingpt.prepare.documents import Options, blocks
 from mingpt.prepare.shardwriter import PROGRESS, SOURCES
 from mingpt.prepare.sources import File
 
@@ -49,7 +48,7 @@ def finished(folder: Folder, files: Sequence[File], options: Options, plan: str,
     if not versions or (recorded.get("made_from"), recorded.get("versions")) != (dataset.made_from, versions):
         say(f"prepare: {shown}: a data set is there; reading the sources to see whether it was made of them")
         content, taken = "", recorded.get("blocks")
-        every = blocks(files, options, Bad(sys.maxsize, BAD_SHOWN))
+        every = blocks(files, options)
         for block in islice(every, taken if isinstance(taken, int) and taken > 0 else None):
             content = hash_of(content, block.pieces)
         if hash_of(plan, content) != dataset.made_from:

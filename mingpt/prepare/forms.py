@@ -7,4 +7,4 @@ FORMS: dict[str, Form] = {
     "txt": "text", "text": "text", "md": "text", "jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "csv": "csv",
     "parquet": "parquet", "pq": "parquet",
 }  # fmt: skip
-PACKED = {"gz", "bz2", "xz", "zst"}
+PACKED = {"gz", "zst"}

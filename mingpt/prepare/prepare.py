@@ -1,7 +1,7 @@
 """`mingpt prepare SOURCES… --out URL --tokenizer …`: text, JSON lines, CSV or Parquet to token shards.
 
 SOURCES are files and globs at any fsspec URLs, hf://datasets/OWNER/NAME/*.parquet too, and @LIST: a file with
-one of them a line. *.gz, *.bz2, *.xz and *.zst are unpacked. The result depends on the sources and the options alone,
+one of them a line. *.gz and *.zst are unpacked. The result depends on the sources and the options alone,
 not on the number of processes or of interruptions. After a kill, the same command goes on after the last finished file.
 Train on the result with data=shards data.path=URL.
 """
@@ -25,7 +25,7 @@ from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, Shard, dtype_for, to_bytes, tokens_in
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.folder import Folder
-from mingpt.prepare.documents import Bad, Options, blocks
+from mingpt.prepare.documents import Options, blocks
 from mingpt.prepare.encoding import Tokenizer, encoded
 from mingpt.prepare.finished import commits_of, finished, hash_of
 from mingpt.prepare.forms import Form
@@ -47,13 +47,12 @@ def prepare(
     form: Form | None = None,
     shard_tokens: int = 1 << 25,
     processes: int = 1,
-    skip_bad: int = 0,
     most: int = 0,
 ) -> DataSet:
     """Write the data set to the URL `out`, or resume writing it; returns its manifest.
 
-    sources: URLs and globs. form: of all files; None: as their names end. skip_bad: how many unreadable lines of JSON
-    may be left out. most: end with the document with which there are so many tokens, of both splits; 0: read all.
+    sources: URLs and globs. form: of all files; None: as their names end. most: end with the document with
+    which there are so many tokens, of both splits; 0: read all.
     Raises UserError where the user must act, TransientError where a store fails.
     """
     folder = Folder(out, "--out")
@@ -78,7 +77,7 @@ def prepare(
             with FileLock(home / "prepare.lock", timeout=0):
                 dtype = dtype_for(tokenizer.size)
                 writer = ShardWriter(out, home, dtype, tokenizer.end_of_text, shard_tokens, versions, commits)
-                done = _write(writer, files, tokenizer, options, processes, skip_bad, most)
+                done = _write(writer, files, tokenizer, options, processes, most)
                 shards = writer.close()
                 if not any(shard.split == "train" for shard in shards):
                     raise UserError("SOURCES hold no text to train on: name others, or lower --val-fraction")
@@ -99,8 +98,6 @@ def prepare(
 
 
 def _tell(done: Done, shards: Sequence[Shard], most: int, files: int) -> None:
-    if done.bad:
-        say(f"prepare: {done.bad} bad lines left out")
     if most:
         here = f"{tokens_in(shards):,} tokens, {sum(shard.documents for shard in shards):,} documents"
         say(
@@ -116,7 +113,6 @@ def _write(
     tokenizer: Tokenizer,
     options: Options,
     processes: int,
-    skip_bad: int,
     most: int,
 ) -> Done:
     """Add the documents of all files, or those up to the one with which there are `most` tokens."""
@@ -125,12 +121,12 @@ def _write(
         say(f"prepare: going on after {done.files} of {len(files)} files")
     before = [0, *accumulate(file.size for file in files)]  # bytes of the files before each
     recorded = time.monotonic()
-    work = blocks(files, options, Bad(skip_bad, done.bad), done.files)
+    work = blocks(files, options, done.files)
     show = progress()
     with closing(encoded(work, tokenizer, processes)) as results:
         for block, rows in results:
             content = hash_of(done.content, block.pieces)
-            done = Done(block.number + 1, done.blocks + 1, content, block.bad)
+            done = Done(block.number + 1, done.blocks + 1, content)
             for piece, raw in zip(block.pieces, rows, strict=True):
                 writer.add("validation" if piece.validation else "train", raw)
                 if piece.ends and 0 < most <= writer.tokens:
@@ -170,7 +166,6 @@ def prepare_command(given: argparse.Namespace) -> int:
     bounds = {
         f"--val-fraction {fraction}: from 0 to less than 1": 0 <= fraction < 1,
         f"--shard-tokens {tokens}: at least 1": tokens >= 1,
-        f"--skip-bad {given.skip_bad}: at least 0": given.skip_bad >= 0,
         f"--processes {processes}: at least 1": processes >= 1,
     }
     problems = [problem for problem, kept in bounds.items() if not kept]
@@ -190,7 +185,6 @@ def prepare_command(given: argparse.Namespace) -> int:
             form=given.form,
             shard_tokens=tokens,
             processes=processes,
-            skip_bad=given.skip_bad,
             most=most,
         )
     except BrokenProcessPool as error:

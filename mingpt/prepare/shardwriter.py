@@ -26,13 +26,12 @@ SOURCES = "sources.json"  # beside the manifest: the versions of the sources tha
 @dataclass(frozen=True)
 class Done:
     """How far it is: files, the number of source files that are finished; blocks, of all files; content, the hash of
-    what was read of them; bad, the number of lines that were left out.
+    what was read of them.
     """
 
     files: int = 0
     blocks: int = 0
     content: str = ""
-    bad: int = 0
 
 
 @dataclass

@@ -99,7 +99,7 @@ def line_of(claims: Mapping[int, Record], newest: int | None = None) -> dict[int
     """The line of attempts that leads to an attempt (default: the newest), which is the first of them.
 
     By number: the step that it continues, and the last one that the line took of it; NO_END: all that it computed. The
-    last of them may have no claim: it is one of an earlier version, or of the run that this one was forked from.
+    last of them may have no claim: it is one of the run that this one was forked from.
     """
     number, end = max(claims, default=0) if newest is None else newest, NO_END
     line = dict[int, tuple[int, int]]()

@@ -24,7 +24,6 @@ from mingpt.compute.buckets import Sliced
 from mingpt.errors import Damaged
 
 FORMAT = 3
-DROPPED_IN_3 = "best_val_loss"  # a tensor of format 2 that is not training state
 PART_BYTES = 64 * 2**20  # small enough to share among processes, large enough that one request per part is cheap
 MANIFEST = "manifest.json"
 VALIDATION = "validation"  # of an attempt's entry in the history: [samples that its evaluations take, of how many]
@@ -108,7 +107,7 @@ class Manifest(Strict):
         return {
             name: (torch.Size(info.shape), TORCH_DTYPES[info.dtype])
             for name, info in self.tensors.items()
-            if info.part.startswith(kind) and (self.format >= 3 or name != DROPPED_IN_3)
+            if info.part.startswith(kind)
         }
 
     @cached_property
@@ -247,8 +246,7 @@ def decode_part(manifest: Manifest, name: str, raw: memoryview) -> dict[str, Ten
     for n in _in_file_order(infos):
         dtype, end = TORCH_DTYPES[infos[n].dtype], start + size_of(infos[n])
         flat = torch.frombuffer(raw[start:end], dtype=dtype) if end > start else torch.empty(0, dtype=dtype)
-        if manifest.format >= 3 or n != DROPPED_IN_3:
-            tensors[n] = flat.view(infos[n].shape)
+        tensors[n] = flat.view(infos[n].shape)
         start = end
     return tensors
 

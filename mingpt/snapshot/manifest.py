@@ -22,7 +22,6 @@ from mingpt.snapshot.format import (
     size_of,
 )
 
-READABLE = (2, FORMAT)
 # A reader takes no larger manifest into memory. The largest tokenizer.json (Gemma 3's, 33 MB) makes a manifest of
 # 38 MB, and gpt2-xl's tensors add 0.6 MB.
 MANIFEST_LIMIT = 48 * 2**20
@@ -77,7 +76,7 @@ def _parse(raw: bytes) -> Manifest:
     if not isinstance(fields, dict):
         raise Damaged(f"{MANIFEST} is not a JSON object")
     checksum, version = fields.pop("checksum", None), fields.get("format")
-    reads = f"this version of mingpt reads {' and '.join(map(str, READABLE))}"
+    reads = f"this version of mingpt reads {FORMAT}"
     try:
         # The checksum covers the text without its own line. No other line begins with one blank and this name.
         rest = raw.replace(f'\n "checksum": "{checksum}",'.encode(), b"", 1)
@@ -85,7 +84,7 @@ def _parse(raw: bytes) -> Manifest:
             raise Damaged(f"{MANIFEST} does not match its own checksum")
         if type(version) is not int:
             raise Damaged(f"{MANIFEST} has format {version!r}; {reads}")
-        if version not in READABLE:
+        if version != FORMAT:
             raise OtherFormat(f"format {version}; {reads}")
         return Manifest.model_validate(fields)
     except (ValidationError, ValueError, RecursionError) as error:  # ValueError: lone surrogates, NaN

@@ -190,6 +190,8 @@ def footprint(config: Config, model: Model, processes: int, per_node: int, graph
     g, several = model.gradients, microbatches > processes
     nodes, rest = divmod(processes, per_node)
     others = 0 if "://" in config.snapshot.dir else processes - per_node
+    # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
+    sent_to, fetched = others * moments * (slices > 1), others * (weights + whole)
     shape = (nodes, per_node) if nodes > 1 < per_node and not rest else (1, processes)  # as World.shape
     fast = config.reduce == "fast"
     ranges = shares(*shape, microbatches)
@@ -232,13 +234,7 @@ def footprint(config: Config, model: Model, processes: int, per_node: int, graph
         },
         snapshots=_snapshots(config, model, moments, slices, processes, per_node),
         hot={config.snapshot.hot_dir: 2 * (weights + whole)} if config.snapshot.hot_every_steps else {},
-        # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
-        network={
-            "to the run's node, with each snapshot": others * moments * (slices > 1),
-            "from there, with each start": others * (weights + whole),
-        }
-        if others
-        else {},
+        network={"to the run's node, each snapshot": sent_to, "from there, each start": fetched} if others else {},
     )
 
 

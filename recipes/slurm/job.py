@@ -157,8 +157,7 @@ class Job:
             refuse_one_run_for_all(task, self.arguments)
 
         self.srun_options, self.container = read_container()
-        self.once_a_node = [*ONCE_A_NODE, *self.srun_options]
-        self.on_all = [*self.once_a_node, f"--nodes={self.nodes}", f"--ntasks={self.nodes}"]
+        self.on_all = [*ONCE_A_NODE, *self.srun_options, f"--nodes={self.nodes}", f"--ntasks={self.nodes}"]
         per_task = os.environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
         if per_task:  # a step with fewer tasks would get fewer GPUs
             self.on_all.append(f"--gpus={int(per_task) * int(os.environ['SLURM_NTASKS'])}")
@@ -214,11 +213,13 @@ class Job:
         A mistake in the arguments is told later, by what trains. At the end the time limit is near when this is asked.
         """
         limit = ["timeout", "-k", "5", "30"]
-        command = [*self.once_a_node, "--nodes=1", "--ntasks=1", *self.python, "-m", "mingpt.launch.newest"]
+        # All nodes: one alone may have the run on its disk, and a node that is new to the run knows no step of it yet.
+        command = [*self.on_all, "--kill-on-bad-exit=0", *self.python, "-m", "mingpt.launch.newest"]
         done = subprocess.run(
             [*limit, *command, *self.arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        return done.stdout.partition("\n")[0].strip() or "unknown"
+        steps = [int(word) for word in done.stdout.split() if word.isdigit()]
+        return str(max(steps)) if steps else "unknown"
 
     def requeue(self) -> bool:
         """Puts this job, or this task of an array, back into the queue."""

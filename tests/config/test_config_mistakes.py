@@ -12,7 +12,6 @@ from mingpt.config import compose
 from mingpt.config.checks import no_weights
 from mingpt.config.keys import keys
 from mingpt.errors import USER_ERROR, UserError
-from mingpt.gone import KEYS
 from mingpt.prepare.corpora import CORPORA, DATASETS
 from mingpt.storage import FETCHED
 from mingpt.train.attempt import attempt
@@ -63,6 +62,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "=3",
         "run.dir=s3://b/d=1",
         "data=char data.path=é.txt",
+        "data=sort",
+        "data.kind=sort",
         "train.max_steps = 5",
         "train.max_steps =5 seed= 3",
         "README.md",
@@ -144,13 +145,6 @@ def test_what_can_be_fetched_is_what_fetch_writes() -> None:
 def test_a_run_is_exported_before_another_starts_from_it(here: Path, told: Told) -> None:
     (here / "runs/cc/snapshots").mkdir(parents=True)
     told(no_weights("runs/cc"))
-
-
-def test_what_is_gone_says_what_to_use_now(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
-    """A key, an option of a group, a word of a key; with all other problems."""
-    for name in ("train.old", "model=old", "data.kind=old"):
-        monkeypatch.setitem(KEYS, name, f"use {name}_new")
-    told(problems("model=old", "train.old=1", "data.kind=old", "seed=-1"))
 
 
 PIECES = [*keys(), *compose.groups(), *"=+~.,:${}[]()'\"\\@/ \nä1", "++", "null", "???", "1e3", "${run.name}", "hydra"]

@@ -1,5 +1,4 @@
-"""Runs of earlier versions, made by the program in made-by.txt: every verb opens them, and they go on with the same
-bits.
+"""Runs of a release, made by make.py: every verb opens them, and they go on with the same bits.
 
 digests.json has the digest of each stored snapshot, which no machine may read otherwise; and for known machines that of
 each run four steps later.
@@ -14,8 +13,7 @@ import pytest
 import torch
 
 from mingpt.compute.numerics import NUMERICS, cpu_vendor, probe
-from mingpt.errors import FINISHED, USER_ERROR
-from mingpt.gone import instead
+from mingpt.errors import FINISHED
 from mingpt.snapshot.hot import find_run_id, folder
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
@@ -28,10 +26,7 @@ from verb_kit import mingpt, store, verified
 FROZEN = ROOT / "tests/frozen"
 RECORDED = json.loads((FROZEN / "digests.json").read_text())
 STORED: dict[str, dict[str, str]] = RECORDED["stored"]
-# To be said again by whoever looks at a run with code of its own: a snapshot imports nothing.
-OWN = {"dropped": "data._target_=poison_kit.rows model._target_=poison_kit.Line"}
-GONE = "images"  # a kind of data that no longer exists: such a run is listed, verified and reported, no more
-LAST = {"dropped": 24, "rewound": 6, "hot": 12, "bucket": 8}
+LAST = {"resized": 12, "rewound": 6, "hot": 12, "bucket": 8}
 MORE = 4  # steps
 
 
@@ -59,7 +54,7 @@ def machine() -> str:
 
 
 def place(name: str) -> str:
-    return {"bucket": "bucket", "sweep": "runs/sweep/optimizer.lr-0.01"}.get(name, f"runs/{name}")
+    return name if name == "bucket" else f"runs/{name}"
 
 
 def resume(url: str, *overrides: str) -> int:
@@ -93,29 +88,24 @@ def test_every_snapshot_reads_as_it_was_written_and_what_only_looks_opens_it(nam
     assert "<html" in Path(url, "report.html").read_text()
 
 
-def test_data_that_are_gone_say_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert resume(place(GONE)) == USER_ERROR
-    assert capsys.readouterr().err == f"error: {instead(f'data.kind={GONE}')}\n"
-
-
-@pytest.mark.parametrize("name", sorted({*STORED} - {GONE}))
+@pytest.mark.parametrize("name", sorted(STORED))
 def test_it_goes_on_with_the_same_bits(
     name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = request.getfixturevalue("bucket") if name == "bucket" else place(name)
-    last = LAST.get(name, 12)
+    last = LAST[name]
     if name == "hot":  # its newest snapshot is in memory
         assert verify(Store(str(heat())), last).digest == RECORDED["hot"]
     assert resume(place(name), f"train.max_steps={last + MORE}") == FINISHED
     where = "hot/mingpt" if name == "hot" else f"{url}/snapshots"
     assert f"resumed from step {last} of {where}" in capsys.readouterr().out
-    known, own, at_home = RECORDED["resumed"].get(machine()), OWN.get(name, ""), machine() == RECORDED["made on"]
-    if name == "forked":
+    known, at_home = RECORDED["resumed"].get(machine()), machine() == RECORDED["made on"]
+    if name == "resized":
         assert "same loss and norm bits" in mingpt(f"replay {url} --step {last + MORE} --samples 0")
     # Elsewhere the past has other bits than those that it recorded, and "hot" no snapshot on a disk after the past.
-    if (at_home or name != "hot") and name not in ("bucket", "sweep"):  # which are as "resized" in other places
+    if (at_home or name != "hot") and name != "bucket":  # which is as "resized" in another place
         for step in (*map(int, STORED[name] if at_home else ()), last + MORE):
-            mingpt(f"replay {url}@{step} --out again {own}")
+            mingpt(f"replay {url}@{step} --out again")
             assert verified("again", step).digest == verified(url, step).digest
     mingpt(f"diff {url} {url} --exit-code")
     found = verified(url, last + MORE).digest
@@ -145,11 +135,10 @@ def test_a_bucket_is_looked_at_and_its_rewind_undone(bucket: str) -> None:
     assert store(bucket).steps() == [12, 8, 4]
 
 
-@pytest.mark.parametrize("name", ["resized", "modern", "chat", "mix"])
-def test_it_is_forked_and_rewound(name: str) -> None:
-    url = place(name)
+def test_it_is_forked_and_rewound() -> None:
+    url = place("resized")
     mingpt(f"fork {url}@8 runs/new optimizer.lr=0.005")
-    assert verified("runs/new", 8).digest == STORED[name]["8"]
+    assert verified("runs/new", 8).digest == STORED["resized"]["8"]
     assert resume("runs/new", "train.max_steps=10") == FINISHED
     mingpt(f"rewind {url}@4")
     assert store(url).steps() == [4]
@@ -158,14 +147,8 @@ def test_it_is_forked_and_rewound(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resized", "modern", "bpe", "chat"])
-def test_its_model_is_used(name: str) -> None:
-    mingpt(f"generate {place(name)} --tokens 4 --temperature 0")
-    mingpt(f"evaluate {place(name)}")
-    mingpt(f"export {place(name)} exported")
+def test_its_model_is_used() -> None:
+    mingpt("generate runs/resized --tokens 4 --temperature 0")
+    mingpt("evaluate runs/resized")
+    mingpt("export runs/resized exported")
     assert Path("exported/model.safetensors").is_file()
-
-
-def test_a_sweep_is_shown() -> None:
-    assert STORED["sweep"]["12"][:8] in mingpt("log runs/sweep")
-    assert mingpt("report runs/sweep").count(" finished ") == 2

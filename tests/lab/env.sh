@@ -12,3 +12,4 @@ WHO=mguser ID=4242              # who runs jobs; an account of the lab's namespa
 lab=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 project=$(cd "$lab/../.." && pwd)
 sky=$project/.venv-sky
+unset PYTHONDONTWRITEBYTECODE # whoever sets it compiles everything again at each start, on each node

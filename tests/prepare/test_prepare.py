@@ -1,12 +1,10 @@
 """mingpt.data.prepare: the same bytes whatever the processes and the kills, every document once, and clear mistakes."""
 
-import bz2
 import csv
 import gzip
 import io
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -74,24 +72,13 @@ def test_every_form_gives_the_same_tokens(tmp_path: Path) -> None:
         "a.txt": plain,
         "a.parquet": table(content=[*texts, None]),
         "a.jsonl.gz": gzip.compress(lines),
-        "b.txt.bz2": bz2.compress(plain),
+        "b.txt.gz": gzip.compress(plain),
         "c.csv.zst": pyarrow.compress(rows.getvalue().encode(), "zstd", asbytes=True),
     }.items():
         (tmp_path / name).write_bytes(content)
         out = tmp_path / f"out-{name}"
         made = prepared([tmp_path / name], out, separator="\n\n", field="content", val_fraction=0.1)
         assert made.shards == one_a_file.shards
-
-
-BAD_LINES = {2: "{", 5: "null", 6: '{"text": null}', 9: '{"body": "b"}', 12: '{"text": "a"'}
-
-
-def write_with_bad_lines(path: Path, texts: Sequence[str]) -> Path:
-    lines = [json.dumps({"text": text}) for text in texts]
-    for number, line in BAD_LINES.items():
-        lines.insert(number - 1, line)
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 @pytest.mark.slow
@@ -101,16 +88,18 @@ def test_the_number_of_processes_changes_no_byte_and_no_mistake(
 ) -> None:
     monkeypatch.setattr(documents, "READ", 2000)
     for i in range(4):
-        write_with_bad_lines(tmp_path / f"{i}.jsonl", some_texts(60, seed=i))
-    how = [f"{tmp_path}/*.jsonl", "--shard-tokens=500", *more]
+        write_jsonl(tmp_path / f"{i}.jsonl", some_texts(60, seed=i))
+    good = (tmp_path / "0.jsonl").read_text().splitlines()
+    (tmp_path / "bad.jsonl").write_text("\n".join([*good[:8], "null", *good[8:]]))
+    how = ["--shard-tokens=500", *more]
     said = set()
     for processes in ("1", "3"):
         here = [*how, *into(tmp_path, f"--processes={processes}", f"--out={tmp_path}/{processes}")]
-        assert cli.run("prepare", [*here, "--skip-bad=20"]) == 0
-        assert cli.run("prepare", [*here, f"--out={tmp_path}/out", "--skip-bad=3"]) == 64
+        assert cli.run("prepare", [f"{tmp_path}/[0-9].jsonl", *here]) == 0
+        assert cli.run("prepare", [f"{tmp_path}/bad.jsonl", *here, f"--out={tmp_path}/out"]) == 64
         said.add(capsys.readouterr().err)
     [line] = said
-    assert "0.jsonl line 9: " in line
+    assert "bad.jsonl line 9: " in line
     assert files(tmp_path / "1") == files(tmp_path / "3")
 
 
@@ -140,9 +129,9 @@ def test_killed_again_and_again_it_goes_on_after_the_last_finished_file(
     undisturbed = prepared(given, tmp_path / "undisturbed", **options)
     begun, real = list[int](), documents.blocks
 
-    def watched(files: Sequence[File], options: Options, bad: documents.Bad, first: int) -> Iterator[documents.Block]:
+    def watched(files: Sequence[File], options: Options, first: int) -> Iterator[documents.Block]:
         begun.append(first)
-        return real(files, options, bad, first)
+        return real(files, options, first)
 
     monkeypatch.setattr("mingpt.prepare.prepare.blocks", watched)
     for method, calls in (("add", 70), ("add", 10), ("add", 50), ("put", 0)):  # put: the manifest
@@ -303,6 +292,12 @@ def test_a_separator_that_occurs_nowhere_is_told_with_the_line_ends(
         ("a.jsonl", b'{"instruction": "a", "output": "b"}\n', "train on them with data=chat data.path=…"),
         ("a.jsonl", b'{"text": "\xff"}', " line 1: "),
         ("a.jsonl", b"[" * 100_000, " line 1: "),
+        ("a.jsonl", b'{"text": null}\n', " line 1: "),
+        ("a.csv", b"text,id\na,1\nb\n", ": cannot be read as csv (CSV parse error: Row #3: Expected 2 columns, got 1"),
+        ("a.csv", b'text,id\n"a\nb",1\nb,2,3\n', ": cannot be read as csv (CSV parse error: Row #3: Expected 2 col"),
+        ("a.csv", b"body,id\na,1\n", ": cannot be read as csv (no column 'text')"),
+        ("a.csv.gz", gzip.compress(b"text\n\xff\n", mtime=0), ": cannot be read as csv (In CSV column #0: Row #2"),
+        ("a.jsonl.xz", b"", ": unknown form .xz"),
         ("a.txt", "größer".encode() + b"\xff", ": cannot be read as text ('utf-8' codec can't decode byte"),
         ("a.txt.gz", gzip.compress(b"the king" * 99, mtime=0)[:-9], ": cannot be read as text"),
         ("a.parquet", b"no parquet", ": cannot be read as parquet"),
@@ -320,15 +315,6 @@ def test_bad_input_is_one_clear_error_and_exit_64(
     assert (err[:7], err.count("\n")) == ("error: ", 1)
     assert (f"{name}{place}" if place[0] in " :" else place) in err
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_bad_lines_are_left_out_counted_and_told(tmp_path: Path, capsys: Captured) -> None:
-    source = write_with_bad_lines(tmp_path / "a.jsonl", texts := some_texts(20))
-    assert "a.jsonl line 12: " in refused([source], tmp_path / "out", skip_bad=4)
-    capsys.readouterr()
-    dataset = prepared([source], tmp_path / "out", skip_bad=5)
-    assert row(tmp_path / "out", dataset, "train") == expected(texts, 0, "train")
-    assert re.findall(r"jsonl line (\d+): ", capsys.readouterr().out) == [*map(str, BAD_LINES)]
 
 
 @pytest.mark.parametrize(

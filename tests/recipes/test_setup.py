@@ -194,23 +194,30 @@ LIGHT = (
 
 
 @pytest.mark.slow
-def test_a_config_is_judged_without_torch_as_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_is_judged_without_torch_as_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     packages = Path(pydantic.__file__).parent.parent
     for name in LIGHT:  # as `recipes/install.sh PYTHON config` leaves it
         (tmp_path / name).symlink_to(packages / name)
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\nSCALE = torch.arange(3) * 2\n\nclass Net(torch.nn.Module): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
     right = [[f"experiment={file.stem}"] for file in sorted((ROOT / "configs/experiment").glob("*.yaml"))]
     own = [[*words, "train.max_step=3"] for words in right]
     cases = [*right, *own, *(["experiment=synthetic", *mistake.split("; ")] for mistake in MISTAKES)]
+    cases += [["experiment=synthetic", "model=own", "model._target_=mine.Net"]]
     python = [sys.executable, "-I", "-S", "-c", WITHOUT_TORCH, str(tmp_path), str(ROOT / "recipes/early.py")]
     early = ran(python, input=json.dumps(cases), cwd=ROOT)
     assert early.returncode == 0, early.stderr
     codes = [code_of(partial(extras.main, words)) for words in cases]
     found = json.loads(early.stdout.splitlines()[-1])
     # Whether a class of the user's own is a module can't be seen without torch, and what else it is asked for.
-    of_own = {"experiment=cifar10", "experiment=mnist", "experiment=classifier"}
+    of_own = {"experiment=cifar10", "experiment=mnist", "experiment=classifier", "model._target_=mine.Net"}
     for words, code, whole in zip(cases, found, codes, strict=True):
         assert code == whole or (code == 0 and words[-1] in of_own), words
-    assert codes[len(right) :] == [64] * (len(own) + len(MISTAKES))
+    assert codes[len(right) : -1] == [64] * (len(own) + len(MISTAKES))
     told = set(capsys.readouterr().err.splitlines())
     assert {line for line in early.stderr.splitlines() if line.startswith("error")} <= told
 

@@ -27,6 +27,7 @@ SET_UP = """echo set-up "$@" >>log; exit "${SET_UP_ENDS_WITH:-0}" """
 PYTHON = """#!/bin/bash
 case "$*" in
   *mingpt.launch.newest*moving=1) echo x >>looked; wc -l <looked ;;
+  *mingpt.launch.newest*joining=1) echo x >>looked; wc -l <looked; echo 5 ;;  # of a node that is new, and of the run's
   *mingpt.launch.newest*) [ -z "$FOUND" ] || { echo "$FOUND"; sleep 0.2; } ;;
   *mingpt.preflight*) exit "${PREFLIGHT_ENDS_WITH:-0}" ;;
   *warned*) echo "python $*" >>log; kill -USR1 "$(cat job)"; exit 75 ;;
@@ -173,6 +174,11 @@ def test_a_time_limit_that_is_too_short_is_told_the_second_time(project: Path) -
     assert job(project, LIMITED, **newest)[0] == 75  # submitted again
     assert job(project, f"{LIMITED} moving=1")[0] == 75  # a new snapshot in between: the count starts again
     assert job(project, LIMITED, **newest)[0] == 75
+
+
+def test_what_one_node_knows_of_the_run_is_no_new_snapshot(project: Path) -> None:
+    """The run is on another node's disk: the first one learns its step only when it has joined."""
+    assert [job(project, f"{LIMITED} joining=1")[0] for _ in range(2)] == [75, 64]
 
 
 # --- elastic.py: a job of two nodes, n1 with two GPUs of its own kind and n2 with one ---

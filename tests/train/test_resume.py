@@ -32,7 +32,7 @@ FREE = (
 
 def manifest(*arguments: str, step: int = 200, **changed: Any) -> Manifest:
     fields: dict[str, Any] = {
-        "format": 2, "run": "run", "step": step, "digest": "0" * 64, "parts": {},
+        "format": 3, "run": "run", "step": step, "digest": "0" * 64, "parts": {},
         "tensors": {}, "vocabulary": {}, "config": configured(*arguments).model_dump(),
         "fingerprint": NUMERICS, "history": [{"attempt": 1, "from_step": 0}],
     }  # fmt: skip

@@ -5,7 +5,6 @@ later code no longer has all that it imports. A run of a kind that comes later i
 relative to this folder.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -16,12 +15,7 @@ from random import Random
 
 import fsspec
 
-from bpe_kit import small, write_gpt2
-from image_kit import write_idx
-from mingpt.prepare.documents import Options
-from mingpt.prepare.prepare import prepare
 from mingpt.selftest import lockstep
-from poison_kit import POISONED, poison
 from run_kit import Started
 from store_kit import BUCKET, Moto
 
@@ -33,13 +27,6 @@ TINY = (
     "snapshot.keep_best=false", "data.cache_dir=cache", "track=[]",
 )  # fmt: skip
 TEXT = ("data.kind=text", "data.path=data/text.txt")
-MODERN = tuple(o for o in TINY if not o.startswith(("model.kind=", "model.dropout=")))  # of those keys, it has others
-MIX = (
-    "data=mix",
-    "data.mix={web: {path: data/text.txt, weight: 0.7, kind: text, tokens: byte}, "
-    "code: {path: data/code.txt, weight: [[0, 0.3], [4, 2]], kind: text, tokens: byte}}",
-)
-IMAGES = ("data=images", "data.classes=4", "data.codes=8", "data.draw=true", "data.shift=1", "data.patch=2")
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -48,15 +35,6 @@ def data() -> None:
     lines = [" ".join(Random(n).choices(words, k=6)) for n in range(60)]
     Path("data").mkdir()
     Path("data/text.txt").write_text("\n".join(lines))
-    Path("data/code.txt").write_text(
-        "\n".join(f"def {line.replace(' ', '_')}(): return {n}" for n, line in enumerate(lines[:20]))
-    )
-    Path("data/lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    turns = (json.dumps({"prompt": line[:6], "answer": line[6:12]}) + "\n" for line in lines)
-    Path("data/chat.jsonl").write_text("".join(turns))
-    write_gpt2(Path("data/gpt2"))
-    write_idx(Path("data/images"), train=24, test=9, side=4)
-    prepare(["data/lines.jsonl"], "data/shards", small(), Options(val_fraction=0.1), shard_tokens=301)
 
 
 def mingpt(*arguments: str, world: int = 1, code: int = 0) -> None:
@@ -117,19 +95,6 @@ def main() -> None:
     train("rewound", *TEXT)
     mingpt("rewind", "runs/rewound@4")
     train("rewound", *TEXT, "train.max_steps=6")
-    mingpt("fork", "runs/resized@8", "runs/forked", "optimizer.lr=0.02", "train.max_steps=12")
-    mingpt("train", "--config-dir", "runs/forked", "--config-name", "config")
-    guarded = ("health.spike_sigma=8", "health.max_skips=2", "health.max_rollbacks=1")
-    for code in (70, 0):  # it goes back to step 16, and starts again
-        poisoned = (*guarded, *poison([12, 17, 18]), "train.max_steps=24", "snapshot.every_steps=8")
-        train("dropped", *poisoned, tiny=POISONED, code=code)
-    muon = ("model=modern-nano", "optimizer=muon", "optimizer.lr=0.02", "optimizer.clip_norm=1")
-    train("modern", *muon, *TEXT, tiny=("model=modern-nano", *MODERN))
-    train("bpe", "data.kind=text", "data.path=data/text.txt", "data.tokens=bpe", "data.tokenizer=data/gpt2")
-    train("shards", "data=shards", "data.path=data/shards")
-    train("chat", "data=chat", "data.tokens=byte", "data.path=data/chat.jsonl", "model.block_size=32")
-    train("mix", *MIX)
-    train("images", *IMAGES, "data.path=data/images", "model.block_size=5")
     Path("hot").mkdir()
     killed(
         "hot",
@@ -140,8 +105,6 @@ def main() -> None:
         "snapshot.hot_every_steps=2",
         "snapshot.hot_dir=hot",
     )
-    sweep = [o for o in TINY if not o.startswith(("optimizer.lr", "snapshot.every_steps"))]
-    mingpt("sweep", *sweep, *TEXT, "optimizer.lr=0.01,0.02", "snapshot.every_steps=12", "--name", "sweep")
     bucket()
     shutil.rmtree("cache", ignore_errors=True)
 
