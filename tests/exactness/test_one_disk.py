@@ -89,8 +89,8 @@ def only_marker(machine: Machine) -> bool:
 def test_all_files_are_the_heads(four: list[Machine], run: Run, undisturbed: NewRun) -> None:
     """Two nodes with two processes and one. The head is SkyPilot's node 0, which is torchrun's node 1 here."""
     ada, bob, *_ = four
+    alone = undisturbed(*SHORT)  # first: it also makes the data's cache
     ended = finished([(bob, 1), (ada, 2)], run, head=ada)
-    alone = undisturbed(*SHORT)
     # Parts, claims, journal, metrics, config.yaml, run-id.
     assert files(ada.disk) == [f"{RUN}/{name}" for name in files(Path(alone.dir))]
     assert only_marker(bob)
