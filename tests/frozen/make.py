@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from random import Random
 
@@ -68,6 +69,10 @@ def killed(name: str, step: int, *overrides: str) -> None:
     assert process.stdout
     for line in process.stdout:
         if re.match(rf"step +{step}\b", line):
+            # It waits soon, since nobody reads what it prints; what it writes in the background is then complete.
+            deadline = time.monotonic() + 60
+            while not [*Path("hot").glob(f"*/*/step-{step - 1:09d}/manifest.json")] and time.monotonic() < deadline:
+                time.sleep(0.01)
             os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
 
@@ -103,7 +108,7 @@ def main() -> None:
         *TEXT,
         "train.max_steps=24",
         "snapshot.every_steps=8",
-        "snapshot.hot_every_steps=2",
+        "snapshot.hot_every_steps=4",
         "snapshot.hot_dir=hot",
     )
     bucket()
