@@ -38,9 +38,9 @@ def test_every_question_is_asked_once_and_only_its_answer_is_a_target() -> None:
     for words in sums:
         terms, _, answer = words.partition("=")
         assert answer == f"{sum(map(int, terms.split('+'))):03}"
-    words = asked(sorting(16, 4, count=500, validation=99))
-    assert len({*words}) == len(words) == 500
-    assert all(word[9:] == "".join(sorted(word[:8])) for word in words)
+    sorted_words = asked(sorting(16, 4, count=500, validation=99))
+    assert len({*sorted_words}) == len(sorted_words) == 500
+    assert all(word[9:] == "".join(sorted(word[:8])) for word in sorted_words)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from random import Random
 
 import fsspec
 import torch
-from test_frozen import LAST, MORE, heat, machine, place
+from test_frozen import MORE, heat, machine, place  # type: ignore[import-not-found]
 
 import lockstep
 from mingpt.snapshot.reader import verify
@@ -99,7 +99,7 @@ def main() -> None:
     Path("hot").mkdir()
     killed(
         "hot",
-        13,  # that of step 12 is stored by then
+        15,
         *TEXT,
         "train.max_steps=24",
         "snapshot.every_steps=8",
@@ -114,21 +114,23 @@ def main() -> None:
 def record() -> None:
     """Write digests.json. The runs go on in a copy of this folder."""
     torch.set_num_threads(1)  # as in the tests: machine() depends on it
-    stored = {name: digests(name) for name in LAST}
+    stored = {name: digests(name) for name in ("resized", "rewound", "hot", "bucket")}
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         for name in ("data", "runs", "bucket"):
             shutil.copytree(name, f"{folder}/{name}")
         os.chdir(folder)
-        hot = verify(Store(str(heat())), LAST["hot"]).digest
+        memory = Store(str(heat()))
+        last = {name: max(map(int, steps)) for name, steps in stored.items()} | {"hot": memory.steps()[0]}
+        hot = verify(memory, last["hot"]).digest
         resumed = dict[str, str]()
-        for name, last in LAST.items():
-            steps = f"train.max_steps={last + MORE}"
+        for name, newest in last.items():
+            steps = f"train.max_steps={newest + MORE}"
             own = () if name != "bucket" else ("run.dir=bucket", "snapshot.dir=bucket/snapshots")
             mingpt("train", f"--config-dir={place(name)}", "--config-name=config", "snapshot.hot_dir=hot", steps, *own)
-            resumed[name] = digests(name)[str(last + MORE)]
+            resumed[name] = digests(name)[str(newest + MORE)]
         os.chdir(here)
-    found = {"stored": stored, "resumed": {machine(): resumed}, "hot": hot, "made on": machine()}
+    found = {"last": last, "stored": stored, "resumed": {machine(): resumed}, "hot": hot, "made on": machine()}
     Path("digests.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

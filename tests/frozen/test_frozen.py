@@ -26,7 +26,7 @@ from verb_kit import mingpt, store, verified
 FROZEN = ROOT / "tests/frozen"
 RECORDED = json.loads((FROZEN / "digests.json").read_text())
 STORED: dict[str, dict[str, str]] = RECORDED["stored"]
-LAST = {"resized": 12, "rewound": 6, "hot": 12, "bucket": 8}
+LAST: dict[str, int] = RECORDED["last"]
 MORE = 4  # steps
 
 
