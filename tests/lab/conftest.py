@@ -1,4 +1,4 @@
-"""Bare machines and the image are tested beside the lab, in a second process: pytest -n 2, as `make test-lab` has it."""
+"""Bare machines and the image are tested beside the lab, in a second process: `make test-lab` runs pytest with -n 2."""
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
