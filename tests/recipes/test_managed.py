@@ -110,7 +110,10 @@ def test_the_hook_of_the_page_stops_a_pod(tmp_path: Path) -> None:
     (tmp_path / "hook.sh").write_text(hook["run"])
     section(tmp_path)
     env = section(tmp_path, WAITS="1")
-    script = 'bash run.sh >said & until grep -q waits said; do sleep 0.1; done; timeout 20 bash -c "$(cat hook.sh)"; echo $?; wait $!; echo $?'
+    script = (
+        "bash run.sh >said & until grep -q waits said; do sleep 0.1; done; "
+        'timeout 20 bash -c "$(cat hook.sh)"; echo $?; wait $!; echo $?'
+    )
     done = ran(
         ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child", "timeout", "100", "bash", "-c", script],
         env=env,
