@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from mingpt.config.schema import Config
 from mingpt.console import complain
 from mingpt.errors import CRASHED, Hang, TransientError, exit_now
+from mingpt.world.clock import COMPILE, SNAPSHOT, compiler_named
 from mingpt.world.failures import LOST_PEER, NO_ANSWER
 from mingpt.world.hangreport import Report, complain_apart, dump, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
@@ -76,13 +77,14 @@ class Watchdog:
         """This process's report, with the time since the last look counted as without progress if there was none."""
         now = time.monotonic()
         self.awake, self._now = self.awake + min(now - self._now, 2 * self.beat_seconds), now
-        place, slow = locate(sys._current_frames().get(self.watched))
+        place = locate(sys._current_frames().get(self.watched))
         if self._done != (done := (Progress.collectives, Progress.microbatches)):
             self._done, self._since = done, self.awake
         idle, limit = self.awake - self._since, self.seconds
-        if "snapshot" in slow:
+        if self.lifetime.clock.phase == SNAPSHOT:
             limit += SNAPSHOT_TIMEOUTS * self.timeout
-        elif "compile" in slow or self.lifetime.phase < Phase.TRAINING:
+        # In the first step a GPU loads its libraries, and NCCL makes its connections.
+        elif self.lifetime.clock.phase == COMPILE or self.lifetime.phase < Phase.TRAINING:
             limit += self.timeout
         self._asking = idle >= limit / 2
         on_gpus = self.world.device.type == "cuda" and self.world.size > 1
@@ -228,7 +230,8 @@ def watched(
     for thread in watchdog.threads:
         thread.start()
     try:
-        yield
+        with compiler_named(lifetime.clock) if config.train.compile else nullcontext():
+            yield
     finally:
         watchdog.stopped.set()
         for thread in watchdog.threads:
