@@ -16,7 +16,7 @@ LEAST_PAUSE = 5.0  # seconds: less may be a busy machine
 
 def awake_and_asleep() -> float:
     """Seconds that go on while the machine sleeps, where the system has such a clock (Linux)."""
-    # Python's monotonic clock stands still while Linux sleeps: with it, a run's account did not add up to the wall clock.
+    # Python's monotonic clock stands still while Linux sleeps: with it, accounts did not add up to the wall clock.
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -58,7 +58,7 @@ class Clock:
         spent = now - self._since
         away = self._away
         if away:
-            # Not `= 0`: meanwhile the other thread may have added a pause. Nor with a lock, for which a step would wait.
+            # Not `= 0`: meanwhile the other thread may have added a pause.
             self._away -= away
             # The thread that notices a pause comes up to a second late, perhaps after the phase of the pause has ended.
             # A phase that is shorter than the pause can't have had it: then it was the last one that was long enough.
@@ -105,9 +105,9 @@ def compiler_named(clock: Clock) -> Iterator[None]:
 
     before = [clock.phase]
 
-    # torch calls these once for compilations that are nested. A compilation is not only part of the first step: it comes
-    # again with another shape (batch.double_at, the first evaluation), and a backward's may come in autograd's thread,
-    # for which the main thread waits: nobody else enters a phase meanwhile.
+    # torch calls these once for compilations that are nested. A compilation is not only part of the first step: it
+    # comes again with another shape (batch.double_at, the first evaluation), and a backward's may come in autograd's
+    # thread, for which the main thread waits: nobody else enters a phase meanwhile.
     def begin(*_: object) -> None:
         before[0] = clock.phase
         clock.enter(COMPILE)

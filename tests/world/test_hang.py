@@ -191,7 +191,7 @@ def test_the_clock_knows_when_torch_compiles() -> None:
 def test_a_wait_for_a_snapshot_is_told_from_a_wait_for_the_device(
     new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A snapshot asks for the state and the loss, and so for the end of the step on the device: that has no more time."""
+    """A snapshot asks for the state and the loss, and so waits for the step on the device: that has no more time."""
     lifetime, phases = Lifetime(), dict[str, set[str]]()
 
     def noted(owner: type, name: str) -> None:
