@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from types import FrameType
 import torch
 
 from mingpt.console import complain
+from mingpt.errors import TransientError
+from mingpt.world.lifetime import leave_reason
 from mingpt.world.world import Progress, World
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
@@ -118,6 +120,17 @@ def _odd_one(reports: Mapping[int, Report]) -> str:
 def complain_apart(text: str) -> None:
     """Begin on a line of its own: a process that holds its interpreter lock prints its stacks in pieces of lines."""
     complain(f"\n{text}")
+
+
+def announce(error: TransientError, failed: Callable[[BaseException], None], who: str = "") -> threading.Thread:
+    """Say why this process ends, to its launcher, its log and, in a thread, its observers."""
+    # In this order: first the launcher's file, since another process's end may end this one at any moment; observers
+    # last, since a webhook or a tracker may not answer.
+    leave_reason(str(error))
+    complain_apart(f"error: {who}{error}")
+    teller = threading.Thread(target=failed, args=[error], daemon=True)
+    teller.start()
+    return teller
 
 
 def dump(world: World, report: Report, seconds: float) -> None:
