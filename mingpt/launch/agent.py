@@ -34,11 +34,7 @@ WAITING_SECONDS = 1.5  # torch answers how many nodes wait from what it has read
 
 
 class Agent(LocalElasticAgent):
-    """Restarts the workers as long as attempts make progress; never after a user error, and never after a stop.
-
-    limit: the agent gives up after so many attempts in a row without a new snapshot. grace_seconds: from a request to
-    stop until SIGKILL. newest: returns the step of the newest snapshot.
-    """
+    """Restarts the workers as long as attempts make progress; never after a user error, and never after a stop."""
 
     def __init__(
         self,
@@ -51,9 +47,15 @@ class Agent(LocalElasticAgent):
         watchdog: RendezvousWatchdog,
         lifetime: Lifetime,
     ) -> None:
+        """limit: the agent gives up after so many attempts in a row without a new snapshot.
+
+        grace_seconds: from a request to stop until SIGKILL. newest: returns the step of the newest snapshot. say:
+        prints a line. watchdog: limits the wait for the rendezvous' host.
+        """
         assert config.logs_specs is not None
         super().__init__(spec, config.logs_specs, config.start_method, 300, config.log_line_prefix_template)
-        self.limit, self.grace_seconds, self.newest, self.say = limit, grace_seconds, newest, say
+        self.limit, self.grace_seconds = limit, grace_seconds
+        self.newest, self.say = newest, say
         self.watchdog, self.lifetime = watchdog, lifetime
         self.stop_requests: list[float] = []  # the time of each
         self.over = False  # the exit code is decided: a signal that comes now must not change it
@@ -83,6 +85,7 @@ class Agent(LocalElasticAgent):
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        # Slurm and SkyPilot signal every process of a job: one request arrives several times.
         again = bool(self.stop_requests) and now - self.stop_requests[0] <= AGAIN_SECONDS
         if again or self.over:
             return
@@ -103,7 +106,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
-            self.ending, self._ended_workers = Ending.of(result.failures.values()), self._pcontext
+            self.ending = Ending.of(result.failures.values())
+            self._ended_workers = self._pcontext
             self._set_remaining_restarts(self.ending)
         return result
 
@@ -116,9 +120,12 @@ class Agent(LocalElasticAgent):
         elif code in (USER_ERROR, STOPPED):
             self._remaining_restarts = 0
         else:
+            # Progress is a new snapshot, not a new step: a run that dies every 300 steps and saves every 500 makes new
+            # steps for ever.
             step = self.newest()
             if step > self._newest_step:
-                self._newest_step, self._remaining_restarts = step, self.limit
+                self._newest_step = step
+                self._remaining_restarts = self.limit
             if self._remaining_restarts:
                 fruitless = self.limit - self._remaining_restarts
                 count = f" ({fruitless} of {self.limit} attempts in a row without a new snapshot)" if fruitless else ""
@@ -130,11 +137,13 @@ class Agent(LocalElasticAgent):
             return False
         until = time.monotonic() + (WAITING_SECONDS if not self.stop_requests else 0)
         try:
-            while not (waiting := handler.num_nodes_waiting() > 0) and time.monotonic() < until:
+            while handler.num_nodes_waiting() <= 0:
+                if time.monotonic() >= until:
+                    return False
                 time.sleep(0.1)
         except RendezvousError:  # the store's host is gone
             return False
-        return waiting
+        return True
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
         # Not within torch's time: that is 30 s when the world changes its size, and always before torch 2.12.
@@ -189,6 +198,9 @@ def run(
     for name in [f"PET_{option.upper()}" for option in (*OPTIONS, "standalone", "no_python", "run_path", "module")]:
         os.environ.pop(name, None)
     watchdog = RendezvousWatchdog(port, answer_seconds, silent_seconds, say)
+    # torchrun as a child process was tried and not taken: it can't tell a user error or a stop from a crash, its
+    # workers have 30 s for a snapshot, and after a worker was killed the next step came later (54.7 s in place of 38.2,
+    # c10d).
     agent: Agent | None = None
     failed: BaseException | None = None
     try:
@@ -208,7 +220,9 @@ def run(
             standby.close()
         if agent:
             agent.over = True
-            if not isinstance(failed, SignalException):  # else the other nodes could not meet again
+            # A handler that is shut down closes a c10d rendezvous for good: after a stop of this node alone, the others
+            # could not meet again.
+            if not isinstance(failed, SignalException):
                 spec.rdzv_handler.shutdown()
         watchdog.cancel()
     try:

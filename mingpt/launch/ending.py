@@ -41,8 +41,8 @@ def no_contact(detail: str) -> str:
 class Ending:
     """Exit codes and reasons of this node's workers that failed in an attempt. The first is the likeliest cause."""
 
-    codes: list[int]
-    reasons: list[str]
+    codes: list[int]  # negative: the signal that has ended it
+    reasons: list[str]  # of the same workers, each a line
 
     @classmethod
     def of(cls, failures: Iterable[ProcessFailure]) -> "Ending":
@@ -54,8 +54,12 @@ class Ending:
             return code != USER_ERROR, LOST_PEER in _reason(failure) or code in (STOPPED, -signal.SIGTERM), local_rank
 
         # Not by torchrun's rank: the processes may have given themselves others (world/joining.py).
-        host, ended = socket.gethostname(), sorted(failures, key=order)
-        return cls([f.exitcode for f in ended], [f"process {f.local_rank} of {host}: {_reason(f)}" for f in ended])
+        host = socket.gethostname()
+        codes, reasons = list[int](), list[str]()
+        for failure in sorted(failures, key=order):
+            codes.append(failure.exitcode)
+            reasons.append(f"process {failure.local_rank} of {host}: {_reason(failure)}")
+        return cls(codes, reasons)
 
     def code(self, asked: bool = False) -> int:
         """The launch's exit code if no further attempt follows. asked: whether this agent was asked to stop."""
@@ -105,11 +109,13 @@ def verdict(ending: Ending | None, had_workers: bool, failed: BaseException | No
         return code, "stopped on request: start the same command again to go on"
     if code == CRASHED and problem:
         return code, problem
-    gave_up = (
-        f"gave up after {counted(limit, 'attempt')} in a row without a new snapshot "
-        f"(launch.max_attempts_without_progress): "
-    )
-    return code, (gave_up if code == CRASHED and not asked else "") + ending.reasons[0]
+    gave_up = ""
+    if code == CRASHED and not asked:
+        gave_up = (
+            f"gave up after {counted(limit, 'attempt')} in a row without a new snapshot "
+            f"(launch.max_attempts_without_progress): "
+        )
+    return code, gave_up + ending.reasons[0]
 
 
 def _rendezvous_problem(error: BaseException, had_workers: bool) -> str:

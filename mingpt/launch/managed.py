@@ -3,11 +3,6 @@
 It runs the preflight, then mingpt.launch, each as a process of its own, since this one must outlive a launcher that is
 killed. It ends so that SkyPilot starts the job again after all but a user error, whichever node ends first. A job whose
 starts make no progress ends with a user error, too (launch/starts.py).
-
-SkyPilot 0.14.1 stops all nodes as soon as one has failed. Elsewhere it then sees the codes of all. On Slurm it sees
-what srun returns: the highest code of a task, but any signal ranks above all codes. The node that is stopped ends by
-SIGTERM, so srun returns 143 after a crash and after a user error alike, often even if both nodes end within the same
-millisecond. No code can tell them apart; a signal that ranks above SIGTERM can.
 """
 
 import argparse
@@ -29,15 +24,25 @@ LOG_SECONDS = 1.0  # until SkyPilot's own process on this node has passed on wha
 
 def managed(lifetime: Lifetime) -> int:
     lifetime.ignore_signals()  # SkyPilot signals all processes of a job: the launcher writes a snapshot, and this waits
+    # What is left of the command line, letter by letter, is for the preflight and the launcher, which check it.
     platform = argparse.ArgumentParser(add_help=False)
     platform.add_argument("--platform")
     _, arguments = platform.parse_known_args(sys.argv[1:])
     code = run(arguments)
+    # SkyPilot 0.14.1 stops all nodes as soon as one has failed: one that crashed because another met a user error must
+    # not be the first to end, or the job would be started again.
     if code == CRASHED and os.environ.get("SKYPILOT_NUM_NODES", "1") != "1":
         time.sleep(CRASH_SECONDS)
-    if code == USER_ERROR and (task := slurm.task()):
-        time.sleep(LOG_SECONDS)
-        os.kill(task, signal.SIGRTMAX)
+    # Elsewhere SkyPilot sees the codes of all nodes. On Slurm it sees what srun returns: the highest code of a task,
+    # but any signal ranks above all codes. A node that is stopped ends by SIGTERM, so srun returns 143 after a crash
+    # and after a user error alike, often even if both nodes end within the same millisecond. No code can tell them
+    # apart; a signal that ranks above SIGTERM can. (Did not work: nodes that meet before they end; others that end with
+    # 0 first.)
+    if code == USER_ERROR:
+        task = slurm.task()
+        if task:
+            time.sleep(LOG_SECONDS)
+            os.kill(task, signal.SIGRTMAX)
     return code
 
 
@@ -50,7 +55,9 @@ def run(arguments: Sequence[str]) -> int:
     if os.environ.get("SKYPILOT_NODE_RANK") == "0":  # one count for all nodes
         programs.insert(0, "mingpt.launch.starts")
     for program in programs:
+        # By START and not by `-m`, which would run a torch.py of the current folder before the package.
         code = subprocess.call([sys.executable, START, program, *arguments])
         if code != FINISHED:
+            # Any other code (137 of a kill, 1 of an interpreter that can't start) is worth another try.
             return code if code in (USER_ERROR, STOPPED) else CRASHED
     return FINISHED

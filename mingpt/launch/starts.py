@@ -25,10 +25,14 @@ def main(arguments: list[str], job: str) -> int:
     """Add this start of a job to the run's. Raises UserError if those before it have all been in vain."""
     config = compose.configure(tuple(given(parse("launch", arguments))))
     assert config is not None  # the parser has answered --help
-    folder, limit = Folder(config.run.dir), config.launch.max_attempts_without_progress
+    folder = Folder(config.run.dir)
+    limit = config.launch.max_attempts_without_progress
     step = newest_step(config)
-    # A job that is launched again has another id, so its starts are counted anew.
+    # Counted when a start begins and by its first node: SkyPilot kills the other nodes as soon as one has failed, so
+    # not all see an end, and a machine that dies counts nothing. A job that is launched again has another id, so its
+    # starts are counted anew: whoever did that has corrected something.
     start = f"{job} at step {step}\n".encode()
+    # Bytes, not text: the file is in a folder that others may write to.
     before = (folder.read(FILE) or b"").splitlines(keepends=True)[-limit:]
     if before == [start] * limit:
         raise UserError(

@@ -27,12 +27,10 @@ OF_SEVERAL = ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_po
 
 @dataclass(frozen=True)
 class Command:
-    """torchrun's arguments, and the environment that it needs.
-
-    overrides: of the config. The workers get them in an environment variable, since `ps` shows arguments to every user.
-    """
+    """torchrun's arguments, and the environment that it needs."""
 
     arguments: list[str]
+    # Of the config. The workers get them in an environment variable, since `ps` shows arguments to every user.
     overrides: tuple[str, ...]
     environment: dict[str, str]
 
@@ -69,7 +67,7 @@ class Torchrun:
                 "--max-restarts: not supported, since restarts go on as long as attempts leave new snapshots: leave it "
                 "out, or set how many may leave none: launch.max_attempts_without_progress"
             )
-        of_several = [name for name in OF_SEVERAL if getattr(options, name) is not None]
+        of_several = [name for name in OF_SEVERAL if getattr(options, name) is not None]  # before variables are added
         called = Names()
         if place is None:
             for name, (variable, value) in options_of(environment, vars(options)).items():
@@ -83,6 +81,7 @@ class Torchrun:
         if options.rdzv_backend not in (None, "c10d", "static"):
             problems.append(f"{called['rdzv_backend']}={options.rdzv_backend}: unknown: choose c10d or static")
         has_rank = options.node_rank is not None or rank is not None
+        # Static wherever all is known: it needs no secret, and no pickle travels.
         backend = options.rdzv_backend or ("static" if options.master_addr or (has_rank and least == most) else "c10d")
         host, port, option = _head(options, called, place, backend, most, problems)
         if most == 1:
@@ -170,8 +169,10 @@ def _head(
     host, number = place.head if place else "", None
     if backend == "static" and (options.master_addr or not options.rdzv_endpoint):
         option, form = "master_addr", ", the address of node 0"
-        if options.master_addr and not (host := values.host(options.master_addr)):
-            problems.append(f"{called[option]}={options.master_addr}: give the name or the address of a host")
+        if options.master_addr:
+            host = values.host(options.master_addr)
+            if not host:
+                problems.append(f"{called[option]}={options.master_addr}: give the name or the address of a host")
         number = values.number(called["master_port"], options.master_port, 1, problems, LAST_PORT)
     else:
         option, form = "rdzv_endpoint", "=HOST:PORT, the address of one node for all"
@@ -219,7 +220,8 @@ def _address_for(place: Placement, host: str) -> str | None:
     if other is None:
         return None
     try:
-        if place.own == (mine := network.address_towards(place.own)) or not network.is_loopback(mine):
+        own = network.address_towards(place.own)
+        if own == place.own or not network.is_loopback(own):
             return None
         towards = network.address_towards(other)
     except OSError:  # the DNS does not know the name yet

@@ -28,7 +28,10 @@ class Names(dict[str, str]):
 def nodes(option: str, text: str, problems: list[str]) -> tuple[int, int]:
     """The least and the largest number of nodes; 0 if that is wrong."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    least = most = 0
+    if match:
+        least = int(match[1])
+        most = int(match[2] or match[1])
     if not 1 <= least <= most:
         problems.append(f"{option}={text}: give a number of nodes, or MIN:MAX")
         return 0, 0
@@ -72,7 +75,8 @@ def settings(option: str, text: str | None, most: int, problems: list[str]) -> s
     if not text:
         return ""
     for part in text.split(","):
-        key, _, value = (word.strip() for word in part.partition("="))
+        key, _, value = part.partition("=")
+        key, value = key.strip(), value.strip()
         if not key or not value:
             problems.append(f"{option}: '{part}': give KEY=VALUE, several with commas between")
         elif key in NUMBERS:
@@ -81,4 +85,5 @@ def settings(option: str, text: str | None, most: int, problems: list[str]) -> s
             number(f"{option}: {key}", value, 0, problems, most - 1 if most else None)
         elif key == "is_host" and value.lower() not in YES_OR_NO:
             problems.append(f"{option}: {key}={value}: give true or false")
+    # Behind ours, so that the user's settings have the last word.
     return f",{text}"

@@ -13,22 +13,17 @@ EXTRA_SECONDS = 5  # beyond world.init_timeout_seconds: where torch's own limit 
 
 @dataclass
 class RendezvousWatchdog:
-    """Ends this process if what listens at the rendezvous' port accepts the connection and never answers.
+    """Ends this process if what listens at the rendezvous' port accepts the connection and never answers."""
 
-    torch's limits do not cover the wait for the first answer. The main thread is inside torch's C++ code then and runs
-    no signal handler, so a timer's thread ends the process.
-
-    answer_seconds: limit for the first answer. silent_seconds: limit for each later one, which the kernel enforces.
-    """
-
-    port: int
-    answer_seconds: float
-    silent_seconds: float
-    say: Callable[[str], None]
-    timers: list[threading.Timer] = field(default_factory=list)
+    port: int  # of the rendezvous' host
+    answer_seconds: float  # limit for the first answer
+    silent_seconds: float  # limit for each later one, which the kernel enforces
+    say: Callable[[str], None]  # prints a line
+    timers: list[threading.Timer] = field(default_factory=list)  # that may run
 
     def start(self) -> Callable[[], None]:
         """Start the limit. Returns what the caller calls once the host has answered."""
+        # The main thread is inside torch's C++ code meanwhile and runs no signal handler: only a thread can end this.
         timer = threading.Timer(self.answer_seconds + EXTRA_SECONDS, self._give_up)
         timer.daemon = True
         timer.start()
@@ -41,7 +36,7 @@ class RendezvousWatchdog:
         return answered
 
     def cancel(self) -> None:
-        """For a rendezvous that has failed: nobody will answer it."""
+        """Stop all limits, on every way out: a rendezvous that had failed left a timer that ended the process later."""
         for timer in self.timers:
             timer.cancel()
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from mingpt.preflight.finding import Finding, Level
 
-CLOCK_SECONDS = 5.0
+ENDED = "it ended or stopped answering during preflight"
+CLOCK_SECONDS = 5.0  # less may be the way of a message
 
 INSTALL = "install the versions of constraints.txt on every node (bash recipes/setup.sh)"
 # Facts that should be equal on all nodes: key, level of the finding if they differ, name, and what to do.
@@ -36,12 +37,32 @@ def alike(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
         by_host = {node["host"]: str(node[key]) for node in nodes}
         most = Counter(by_host.values()).most_common(1)[0][0]
         others = ", ".join(host for host, value in by_host.items() if value == most)
-        findings += [
-            Finding(level, host, "versions", f"{name} {value}, and {most} on {others}", advice)
-            for host, value in by_host.items()
-            if value != most
-        ]
+        for host, value in by_host.items():
+            if value != most:
+                findings.append(Finding(level, host, "versions", f"{name} {value}, and {most} on {others}", advice))
     return findings
+
+
+def of_all(
+    nodes: Sequence[dict[str, Any]], gathered: Sequence[list[Finding] | None], keepers: Sequence[str]
+) -> tuple[list[Finding], list[dict[str, Any]]]:
+    """The findings of all nodes, and the nodes that have still answered.
+
+    gathered: findings by rank; None: of a node that has not. keepers: the hosts that will keep snapshots.
+    """
+    findings = list[Finding]()
+    for of_node in gathered:
+        for finding in of_node or ():
+            # A run that lives on one node's disk needs no room on the others'.
+            if finding.check != "disk" or finding.node in keepers:
+                findings.append(finding)
+    answered = [node for node in nodes if gathered[node["rank"]] is not None]
+    findings += alike([node["facts"] for node in answered])
+    for node in nodes:
+        if node not in answered:
+            host = node["facts"]["host"]
+            findings.append(Finding("unreachable", host, "nodes", ENDED, "see what its log says"))
+    return findings, answered
 
 
 def absent(
@@ -52,16 +73,11 @@ def absent(
     addresses: of all nodes by rank; empty if the platform does not give them. seconds: how long the head has waited.
     """
     advice = f"see whether it is up, what its log says, and whether it reaches port {port} of {head}"
-    return [
-        Finding(
-            level,
-            f"node {rank}" + (f" ({addresses[rank]})" if addresses else ""),
-            "nodes",
-            f"has not come within {seconds:g} s",
-            advice,
-        )
-        for rank in ranks
-    ]
+    findings: list[Finding] = []
+    for rank in ranks:
+        node = f"node {rank} ({addresses[rank]})" if addresses else f"node {rank}"
+        findings.append(Finding(level, node, "nodes", f"has not come within {seconds:g} s", advice))
+    return findings
 
 
 def clock(node: str, behind: float, head: str) -> list[Finding]:

@@ -12,13 +12,13 @@ ORDER: tuple[Level, ...] = ("problem", "unreachable", "warning")
 
 @dataclass(frozen=True)
 class Finding:
-    """level: warning: training works, but slower or otherwise than meant. problem: training can't work until the user
-    acts. unreachable: a node can't be reached now, and may be later.
-    """
+    """What is wrong, on which node, and what to do."""
 
+    # warning: training works, but slower or otherwise than meant. problem: training can't work until the user acts.
+    # unreachable: a node can't be reached now, and may be later, so a job may be tried again (70).
     level: Level
     node: str
-    check: str
+    check: str  # a word for what was looked at, such as "disk"
     text: str
     advice: str
 
@@ -28,8 +28,11 @@ class Finding:
 
 def findings_of(error: UserError | TransientError, node: str, check: str) -> list[Finding]:
     """The problems of an error as findings. Each problem ends with what to do, after its last colon."""
-    parts = (problem.rpartition(": ") for problem in getattr(error, "problems", (str(error),)))
-    return [Finding("problem", node, check, text or "failed", advice) for text, _, advice in parts]
+    findings: list[Finding] = []
+    for problem in getattr(error, "problems", (str(error),)):
+        text, _, advice = problem.rpartition(": ")
+        findings.append(Finding("problem", node, check, text or "failed", advice))
+    return findings
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
@@ -43,16 +46,13 @@ COLUMNS = ("node", "host", "address", "interface", "processes", "GPUs", "CPUs", 
 
 @dataclass
 class Report:
-    """nodes: what each node has sent. notes: lines between the table and the findings.
+    """What a node prints at the end: its findings, or all nodes' on the head."""
 
-    name, rank: of the node that prints the report.
-    """
-
-    nodes: list[dict[str, Any]]
+    nodes: list[dict[str, Any]]  # what each node has sent
     findings: list[Finding]
-    notes: list[str]
-    seconds: float
-    name: str
+    notes: list[str]  # lines between the table and the findings
+    seconds: float  # that the preflight has taken
+    name: str  # of the node that prints the report, as is the rank
     rank: int
 
     @property

@@ -24,12 +24,14 @@ class Helper:
     """Calls functions one after another. It is ended with this process, even if it hangs."""
 
     def __init__(self) -> None:
+        # Not a fork: this process has threads (another pool's), and a lock that one holds then stays so in the child.
         self._pool = get_context("spawn").Pool(1, _begin, (os.getpid(),))
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> "AsyncResult[Any]":
         return self._pool.apply_async(_call, (function, *arguments))
 
     def end(self) -> None:
+        # Not close(), which waits for what has been asked: that may hang for ever.
         self._pool.terminate()
         self._pool.join()
 

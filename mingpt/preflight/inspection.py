@@ -28,28 +28,31 @@ from mingpt.world.platforms import find_placement
 IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS, SHORT_SECONDS = 180, 60, 30, 10
 LINKS_SECONDS = 6 * LIMIT + SHORT_SECONDS
 NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
-ENDED = "it ended or stopped answering during preflight"
 PEERS = 8  # nodes to which each node measures the link
 
 
 class Inspection:
-    """The checks of one node, on every node at once; the report is the same on all nodes that have met.
-
-    processes: of this node; None: as many as the platform announces GPUs, or torch sees. seconds: the longest wait for
-    the other nodes. What this node finds alone is collected in `mine`.
-    """
+    """The checks of one node, on every node at once; the report is the same on all nodes that have met."""
 
     def __init__(self, node: Torchrun, config: Config, processes: int | None, seconds: float) -> None:
-        self.node, self.config, self.processes, self.mine = node, config, processes, list[Finding]()
-        self.seconds, self.begun = seconds, time.monotonic()
+        """processes: of this node; None: as many as the platform announces GPUs, or torch sees.
+
+        seconds: the longest wait for the other nodes.
+        """
+        self.node, self.config, self.processes = node, config, processes
+        self.mine = list[Finding]()  # what this node finds alone
+        self.seconds = seconds
+        self.begun = time.monotonic()
         self.placement = find_placement(os.environ)
         self.name = socket.gethostname()
-        self.identity = f"{self.name}-{uuid4().hex[:12]}"
-        self.rank, self.own = node.rank or 0, ""  # own: the address at which the other nodes reach this one
+        self.identity = f"{self.name}-{uuid4().hex[:12]}"  # two nodes may have one name
+        self.rank = node.rank or 0
+        self.own = ""  # the address at which the other nodes reach this one
         self.places = [("run.dir", config.run.dir)]
         if not config.snapshot.dir.startswith(config.run.dir.rstrip("/") + "/"):
             self.places.append(("snapshot.dir", config.snapshot.dir))
         self.store, self.files = Helper(), Helper()  # each may hang by itself
+        # Asked first: torch may have to be imported from a busy file server, and a store's client be made.
         self.importing = self.store.ask(meeting.about)
         self.writing = self.files.ask(places.write, self.places, self.identity, config.snapshot.dir)
 
@@ -112,19 +115,20 @@ class Inspection:
             raise Unreached
         self._open(head)
         self.own = "" if head else network.address_towards(node.host)
-        others = [told for told in self._gather(MET, [self.identity, self.own], self.seconds) if told]
-        if not any(told[0] == self.identity for told in others):
+        met = list(filter(None, self._gather(MET, [self.identity, self.own], self.seconds)))
+        if all(identity != self.identity for identity, _ in met):
             text = f"another node has the number {self.rank}, or the others had begun before this one came"
             raise Unreached(text)
-        if head:
-            self.own = next((network.address_towards(address) for _, address in others[1:]), "")
+        # The head's name may mean loopback there; the way to any other node shows its own address.
+        if head and len(met) > 1:
+            self.own = network.address_towards(met[1][1])
 
     def _open(self, head: bool) -> None:
         """Host the store, or connect to it."""
         node, own = self.node, self.node.own if head else None
         try:
-            arguments = node.host, node.port, own, node.rank, node.most, self.seconds
-            self.rank = answer(self.store.ask(meeting.meet, *arguments), self.seconds + 2 * meeting.SLACK_SECONDS)
+            asked = self.store.ask(meeting.meet, node.host, node.port, own, node.rank, node.most, self.seconds)
+            self.rank = answer(asked, self.seconds + 2 * meeting.SLACK_SECONDS)
         except UserError as error:
             self.mine += findings_of(error, self.name, "nodes")
             raise Unreached from error
@@ -150,9 +154,8 @@ class Inspection:
         with suppress(OSError):
             self.own = self.own or network.address_towards(self.node.host)
         own = self.own or "127.0.0.1"
-        facts = (
-            {"capability": None, "nccl": None, "visible": []} | machine.facts(self.config, own) | (self._torch or {})
-        )
+        without_torch = {"capability": None, "nccl": None, "visible": []}
+        facts = without_torch | machine.facts(self.config, own) | (self._torch or {})
         announced = (self.placement.gpus or 0) if self.placement and self.processes is None else 0
         processes = self.processes or announced or max(1, len(facts["visible"]))
         addresses, environment = [[own, ""]], None
@@ -163,7 +166,8 @@ class Inspection:
             except UserError as error:
                 self.mine += findings_of(error, self.name, "interface")
         self.mine += machine.findings(self.config, facts, processes)
-        seen, there = len(facts["visible"]), len(facts["gpus"])
+        seen = len(facts["visible"])
+        there = len(facts["gpus"])
         if seen < there and not os.environ.get("CUDA_VISIBLE_DEVICES"):
             text = f"torch sees {seen} of {there} GPUs (driver {facts['driver']}, torch {facts['torch']})"
             self._add("problem", "gpus", text, "install a driver that is new enough for this torch")
@@ -220,48 +224,59 @@ class Inspection:
         """The report is the same on every node, since each has all findings that were gathered."""
         echo = Echo(self.identity)
         about = self._gather(NODES, self._about_me(echo.port), IMPORT_SECONDS)
-        nodes = [n.model_dump() | {"rank": rank} for rank, n in enumerate(about) if n]
+        nodes = [node.model_dump() | {"rank": rank} for rank, node in enumerate(about) if node]
         clock, head = time.time(), nodes[0]["facts"]["host"]
         # Test the links to the next PEERS nodes by rank: to all in a large job would be too many connections.
-        peers = sorted(nodes, key=lambda n: (n["rank"] - self.rank) % self.node.most)[1 : PEERS + 1]
+        peers = sorted(nodes, key=lambda node: (node["rank"] - self.rank) % self.node.most)[1 : PEERS + 1]
         self.mine += links.findings(self.name, peers)
-        written = self._check_place()
-        told = self._gather(PLACES, [clock, written, self.identity, self.name], LINKS_SECONDS + PLACE_SECONDS)
-        assert told[0] is not None
-        self.mine += compare.clock(self.name, told[0][0] - clock, head)
-        if written and "://" in self.config.run.dir:
-            self._check_seen({identity: host for _, wrote, identity, host in filter(None, told) if wrote})
-        keepers, notes = [n["facts"]["host"] for n in nodes], list[str]()
-        if self.node.most > 1 and all(one and one[1] for one in told):
-            try:
-                asked = self.store.ask(meeting.find_home, self.config, keepers, SHORT_SECONDS)
-                keepers, notes = answer(asked, PLACE_SECONDS)
-            except UserError as error:
-                keepers = []
-                self.mine += findings_of(error, self.name, "run.dir")
-        found = self._gather(FINDINGS, [vars(f) for f in self.mine], PLACE_SECONDS)
-        whole = [n for n in nodes if found[n["rank"]] is not None]
-        findings = [f for of_node in found for f in of_node or () if f.check != "disk" or f.node in keepers]
-        findings += compare.alike([n["facts"] for n in whole])
-        findings += [
-            Finding("unreachable", n["facts"]["host"], "nodes", ENDED, "see what its log says")
-            for n in nodes
-            if n not in whole
-        ]
-        missing = sorted({*range(self.node.most)} - {n["rank"] for n in nodes})
+        keepers, notes = self._check_run_dir(clock, [node["facts"]["host"] for node in nodes])
+        gathered = self._gather(FINDINGS, [vars(finding) for finding in self.mine], PLACE_SECONDS)
+        findings, answered = compare.of_all(nodes, gathered, keepers)
+        missing = sorted({*range(self.node.most)} - {node["rank"] for node in nodes})
+        # With fewer nodes than the least, training would wait for them; with more, it begins without them.
         level: Level = "unreachable" if len(nodes) < self.node.least else "warning"
         addresses = self.placement.addresses if self.placement else ()
         findings += compare.absent(missing, level, addresses, head, self.node.port, self.seconds)
         if self.node.most > 1:
-            for n in (n for n in whole if n["environment"] is not None):
-                sets = " ".join(f"{k}={v}" for k, v in n["environment"].items())
-                notes.append(f"{n['facts']['host']} sets {sets or 'nothing: all is set'}")
-            if len(whole) == self.node.most and exit_code(findings) == FINISHED:
-                notes += self._reduce(whole, findings)
-                notes += self._measure_fabric(whole, findings)
+            for node in answered:
+                if node["environment"] is not None:
+                    sets = " ".join(f"{k}={v}" for k, v in node["environment"].items())
+                    notes.append(f"{node['facts']['host']} sets {sets or 'nothing: all is set'}")
+            # The all-reduces are last and only where all else is fine: what is wrong already would only hang them.
+            if len(answered) == self.node.most and exit_code(findings) == FINISHED:
+                notes += self._reduce(answered, findings)
+                notes += self._measure_fabric(answered, findings)
             with suppress(Unreached, OSError):
                 answer(self.store.ask(meeting.leave), 2 * meeting.SLACK_SECONDS)
-        return self._report(whole, findings, notes)
+        return self._report(answered, findings, notes)
+
+    def _check_run_dir(self, clock: float, hosts: list[str]) -> tuple[list[str], list[str]]:
+        """Check the run directory, and the clocks, which are sent with it.
+
+        Returns the hosts that will keep snapshots, and what is to be said of that. clock: of this node, when all had
+        met. hosts: of the nodes by rank.
+        """
+        written = self._check_place()
+        places = self._gather(PLACES, [clock, written, self.identity, self.name], LINKS_SECONDS + PLACE_SECONDS)
+        assert places[0] is not None
+        self.mine += compare.clock(self.name, places[0][0] - clock, hosts[0])
+        if written and "://" in self.config.run.dir:
+            writers = dict[str, str]()
+            for place in places:
+                if place and place[1]:
+                    _, _, identity, host = place
+                    writers[identity] = host
+            self._check_seen(writers)
+        # A node that can't write has said so: where the run lives can't be found out without it.
+        if self.node.most == 1 or not all(place and place[1] for place in places):
+            return hosts, []
+        try:
+            asked = self.store.ask(meeting.find_home, self.config, hosts, SHORT_SECONDS)
+            keepers, notes = answer(asked, PLACE_SECONDS)
+        except UserError as error:
+            self.mine += findings_of(error, self.name, "run.dir")
+            return [], []
+        return keepers, notes
 
     def _measure_fabric(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
         """A line about NCCL on each node, where all have GPUs; what is wrong with it is added to `findings`."""

@@ -3,15 +3,15 @@
 import socket
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from mingpt.preflight.finding import Finding
 
 LIMIT = 3.0  # seconds for connecting, and for each answer
 LARGE_BYTES = 2**18
+MOST_AT_ONCE = 64  # links that a node tests at the same time: more than it has
 PORTS = "open all TCP ports between the nodes (security group, ufw, iptables)"
 MTU = (
     "lower the interface's MTU until they pass (ip link set dev NAME mtu 1400), or let ICMP's 'fragmentation needed' "
@@ -41,7 +41,7 @@ class Echo:
             connection.settimeout(60)
             connection.sendall(self.name)
             connection.sendall(bytes(LARGE_BYTES))
-            connection.recv(1)  # until the other side has closed it
+            connection.recv(1)  # until the other side has closed it: closed here, what is under way might be dropped
 
 
 def _error(address: str, port: int, name: str) -> str | None:
@@ -63,32 +63,43 @@ def _finding(node: str, peer: Mapping[str, Any], address: str, label: str) -> li
 
     A bad link is tested a second time, since a node that is busy starting may answer late.
     """
-    host, test = peer["facts"]["host"], partial(_error, address, peer["port"], peer["identity"])
-    error = test()
-    if error is not None and (error := test()) is not None:
-        if label and error:
-            text = f"{label} leads to {address}, where {node} does not reach it ({error})"
-            advice = "unset it, then the interface that leads to the other nodes is found"
-            return [Finding("problem", host, "interface", text, advice)]
-        where = f"{host} ({address})"
-        if error:
-            text = f"no way to {where} at a free port ({error}), though they have met at the head's"
-            return [Finding("problem", node, "ports", text, PORTS)]
-        if not label:
-            text = f"large packets to or from {where} are lost, small ones pass"
-            return [Finding("problem", node, "mtu", text, MTU)]
+    host = peer["facts"]["host"]
+    error = _error(address, peer["port"], peer["identity"])
+    if error is not None:
+        error = _error(address, peer["port"], peer["identity"])
+    if error is None:
+        return []
+    if label and error:
+        # The peer's own setting is wrong, and so the finding is the peer's.
+        text = f"{label} leads to {address}, where {node} does not reach it ({error})"
+        advice = "unset it, then the interface that leads to the other nodes is found"
+        return [Finding("problem", host, "interface", text, advice)]
+    where = f"{host} ({address})"
+    if error:
+        text = f"no way to {where} at a free port ({error}), though they have met at the head's"
+        return [Finding("problem", node, "ports", text, PORTS)]
+    if not label:
+        text = f"large packets to or from {where} are lost, small ones pass"
+        return [Finding("problem", node, "mtu", text, MTU)]
     return []
 
 
 def findings(node: str, peers: Iterable[Mapping[str, Any]]) -> list[Finding]:
     """Test all links of this node at the same time. peers: what they have sent."""
-    wanted = [(node, peer, *address) for peer in peers for address in peer["addresses"]]
-    with ThreadPoolExecutor(max(1, len(wanted))) as pool:
-        return [found for each in pool.map(_finding, *zip(*wanted, strict=True)) for found in each] if wanted else []
+    tests = list[Future[list[Finding]]]()
+    # Each may take several limits: one after another, a node that is lost would hold the whole preflight up.
+    with ThreadPoolExecutor(max_workers=MOST_AT_ONCE) as pool:
+        for peer in peers:
+            for address, label in peer["addresses"]:
+                tests.append(pool.submit(_finding, node, peer, address, label))
+    findings: list[Finding] = []
+    for test in tests:
+        findings += test.result()
+    return findings
 
 
 def why_unreachable(host: str, port: int, node: str) -> Finding:
-    """Why the head does not answer."""
+    """Why the head does not answer: a name, a closed port, a firewall, a host that is down."""
     try:
         address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:

@@ -1,6 +1,5 @@
 """Facts about this node (hardware, versions, free space), and findings that concern this node alone."""
 
-import math
 import os
 import platform
 import socket
@@ -30,7 +29,8 @@ def facts(config: Config, own: str) -> dict[str, Any]:
     """
     interface = network.interface_of(own)
     gpus, driver = _gpus()
-    disk, memory = _free(config.snapshot.dir), _free(config.snapshot.hot_dir)
+    disk = _free(config.snapshot.dir)
+    memory = _free(config.snapshot.hot_dir)
     return {
         "host": socket.gethostname(),
         "address": own,
@@ -39,6 +39,7 @@ def facts(config: Config, own: str) -> dict[str, Any]:
         "infiniband": network.infiniband_devices(),
         "gpus": gpus,
         "driver": driver,
+        # Those that this process may use: a container or Slurm may give it a part of the machine.
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         "torch": _version("torch"),
@@ -50,33 +51,37 @@ def facts(config: Config, own: str) -> dict[str, Any]:
 
 def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[Finding]:
     """Warnings about CPUs, disk and memory. found: this node's facts. processes: of this node."""
-    disk, memory = (math.inf if found[key] is None else found[key] for key in ("disk_free", "memory_free"))
-    threads, size = processes * (config.train.threads + config.data.workers), state_bytes(config)
-    kept, two = (config.snapshot.keep + 1) * size, 2 * size + MIB
-    warnings = [
-        (
-            threads > found["cpus"],
-            "cpu",
+    warnings: list[Finding] = []
+
+    def warn(check: str, text: str, advice: str) -> None:
+        warnings.append(Finding("warning", found["host"], check, text, advice))
+
+    threads = processes * (config.train.threads + config.data.workers)
+    if threads > found["cpus"]:
+        text = (
             f"processes={processes}, train.threads={config.train.threads} and data.workers={config.data.workers} want "
-            f"{threads} CPUs, and {found['cpus']} are there",
-            "give the job more CPUs, or start fewer processes",
-        ),
-        (
-            disk < kept,
-            "disk",
+            f"{threads} CPUs, and {found['cpus']} are there"
+        )
+        warn("cpu", text, "give the job more CPUs, or start fewer processes")
+    size = state_bytes(config)
+    disk, memory = found["disk_free"], found["memory_free"]  # None: a bucket
+    # While a new one is written, those that stay and the one that it replaces are all there.
+    kept = (config.snapshot.keep + 1) * size
+    if disk is not None and disk < kept:
+        text = (
             f"snapshot.dir={config.snapshot.dir} has {disk / MIB:.0f} MiB free, and "
-            f"snapshot.keep={config.snapshot.keep} takes about {kept / MIB:.0f} MiB",
-            "free some space, choose another place, or keep fewer",
-        ),
-        (
-            config.snapshot.hot_every_steps > 0 and memory < two,
-            "memory",
+            f"snapshot.keep={config.snapshot.keep} takes about {kept / MIB:.0f} MiB"
+        )
+        warn("disk", text, "free some space, choose another place, or keep fewer")
+    two = 2 * size + MIB
+    if config.snapshot.hot_every_steps > 0 and memory is not None and memory < two:
+        text = (
             f"snapshot.hot_dir={config.snapshot.hot_dir} has {memory / MIB:.0f} MiB free, and two snapshots take about "
-            f"{two / MIB:.0f} MiB",
-            "give it more (docker: --shm-size), or set snapshot.hot_every_steps=0; training goes on without them",
-        ),
-    ]
-    return [Finding("warning", found["host"], *warning) for bad, *warning in warnings if bad]
+            f"{two / MIB:.0f} MiB"
+        )
+        advice = "give it more (docker: --shm-size), or set snapshot.hot_every_steps=0; training goes on without them"
+        warn("memory", text, advice)
+    return warnings
 
 
 def state_bytes(config: Config) -> int:
@@ -87,8 +92,10 @@ def state_bytes(config: Config) -> int:
 def source_sha256() -> str:
     """The hash of this package's code: two checkouts of one version may differ."""
     folder = Path(mingpt.__file__).parent
-    files = sorted(folder.rglob("*.py"))
-    return sha256(b"".join(f.relative_to(folder).as_posix().encode() + f.read_bytes() for f in files)).hexdigest()
+    hashed = sha256()
+    for file in sorted(folder.rglob("*.py")):
+        hashed.update(file.relative_to(folder).as_posix().encode() + file.read_bytes())
+    return hashed.hexdigest()
 
 
 def _version(distribution: str) -> str | None:
@@ -105,8 +112,15 @@ def _gpus() -> tuple[list[str], str | None]:
         done = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return [], None
-    rows = [line.rsplit(", ", 1) for line in done.stdout.splitlines() if ", " in line] if done.returncode == 0 else []
-    return [name for name, _ in rows], rows[0][1] if rows else None
+    names = list[str]()
+    driver: str | None = None
+    # A driver that does not work says so on standard output, too, with a code of its own.
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        name, comma, version = line.rpartition(", ")
+        if comma:
+            names.append(name)
+            driver = driver or version
+    return names, driver
 
 
 def _free(place: str) -> int | None:
@@ -115,7 +129,9 @@ def _free(place: str) -> int | None:
         return None
     path = Path(place).expanduser().absolute()
     with suppress(OSError):
-        return int(psutil.disk_usage(str(next(p for p in (path, *path.parents) if p.exists()))).free)
+        while not path.exists():  # the folder is made by the first attempt
+            path = path.parent
+        return int(psutil.disk_usage(str(path)).free)
     return None
 
 
@@ -124,10 +140,15 @@ def by_environment(own: str) -> list[list[str]]:
     out: list[list[str]] = []
     for variable in (network.GLOO, network.NCCL):
         value = os.environ.get(variable)
-        names = network.chosen(variable, value) if value else []
-        of_interface = [a.address for a in psutil.net_if_addrs()[names[0]]] if names else []
-        kind = ":" in own
-        taken = [a for a in of_interface if (":" in a) == kind and a.count(":") != 5]  # 5 colons: a hardware address
-        if value and own not in taken:
+        if not value:
+            continue
+        names = network.chosen(variable, value)
+        taken = list[str]()
+        for address in psutil.net_if_addrs()[names[0]] if names else ():
+            same_kind = (":" in address.address) == (":" in own)  # IPv6
+            hardware = address.address.count(":") == 5
+            if same_kind and not hardware:
+                taken.append(address.address)
+        if own not in taken:
             out.append([taken[0] if taken else "no address", f"{variable}={value}"])
     return out

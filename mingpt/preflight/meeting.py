@@ -18,7 +18,9 @@ from mingpt.preflight.helper import Unreached
 from mingpt.redact import without_secrets
 from mingpt.world.secret import SECRET, signed, verified
 
-SEGMENT = 400  # bytes of a TCP segment: preflight's own messages pass where an MTU black hole swallows large packets
+# Bytes of a TCP segment: preflight's own messages pass where an MTU black hole swallows large packets, and so the nodes
+# can tell each other of it. Set on the listening socket, it bounds both directions.
+SEGMENT = 400
 SLACK_SECONDS = 5.0  # that a node waits longer for the head than the head waits for the nodes
 LARGE, SMALL = 2**23, 2**15  # bytes of an all-reduce
 SLOW_SECONDS = 0.1  # of a small all-reduce, after which no large one is tried
@@ -26,11 +28,13 @@ ROUNDS = 5  # of each
 
 
 class Meeting:
-    """The nodes that have met, as this one knows them. here: on the head, the others."""
+    """The nodes that have met, as this one knows them."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
-        self.secret, self.turns, self.here = os.environ.get(SECRET, ""), count(), set(range(1, size))
+        self.secret = os.environ.get(SECRET, "")
+        self.turns = count()  # all nodes gather the same things in the same order
+        self.here = set(range(1, size))  # on the head: the others that have answered so far
 
     def put(self, key: str, value: Any) -> None:
         self.store.set(key, signed(self.secret, f"preflight {key}", json.dumps(value).encode()))
@@ -46,19 +50,22 @@ class Meeting:
         if self.rank:
             self.put(f"{turn}/{self.rank}", value)
             return list(self.get(f"{turn}/all", seconds + SLACK_SECONDS))
-        values, deadline = [value, *[None] * (self.size - 1)], time.monotonic() + seconds
+        values: list[Any] = [value] + [None] * (self.size - 1)
+        deadline = time.monotonic() + seconds  # for all of them together
         for rank in sorted(self.here):
             try:
                 values[rank] = self.get(f"{turn}/{rank}", deadline - time.monotonic())
             except (RuntimeError, ValueError):
+                # From now on nobody waits for it: each further turn would take all of its time again.
                 self.here.remove(rank)
         self.put(f"{turn}/all", values)
         return values
 
     def number(self) -> int:
         """One that is free, for a node that has none."""
-        if (rank := self.store.add("number", 1)) < self.size:
-            return int(rank)
+        rank = int(self.store.add("number", 1))
+        if rank < self.size:
+            return rank
         raise Unreached(f"{self.size} nodes have come already: start preflight again on all of them")
 
 
@@ -66,6 +73,7 @@ _met: Meeting
 
 
 def about() -> dict[str, Any]:
+    """What only torch knows of this node."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -113,17 +121,20 @@ def find_home(config: Config, hosts: list[str], seconds: float) -> tuple[list[st
     from mingpt.snapshot.elsewhere import alone
     from mingpt.snapshot.home import HomeSearch
 
+    # HomeSearch is training's own, and asks Env: here it is told of a world of one process a node.
     rank = str(_met.rank)
     os.environ.update(RANK=rank, GROUP_RANK=rank, WORLD_SIZE=str(_met.size), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     search = HomeSearch(config)
     order = search.settle(lambda value: _met.gather(value, seconds))
-    notes = [alone(without_secrets(config.run.dir), host)] if (host := search.home.host) else []
-    return [hosts[order[r]] for r in search.home.snapshots], notes
+    keepers = [hosts[order[rank]] for rank in search.home.snapshots]
+    host = search.home.host
+    return keepers, [alone(without_secrets(config.run.dir), host)] if host else []
 
 
 def leave() -> None:
     """The head waits until the others have read all: its end is the store's."""
-    left, deadline = _met.store.add("left", int(_met.rank > 0)), time.monotonic() + SLACK_SECONDS
+    left = _met.store.add("left", int(_met.rank > 0))
+    deadline = time.monotonic() + SLACK_SECONDS
     while _met.rank == 0 and left < len(_met.here) and time.monotonic() < deadline:
         time.sleep(0.02)
         left = _met.store.add("left", 0)
@@ -145,7 +156,8 @@ def speed(sizes: Sequence[int], device: str, group: Any = None) -> float:
     import torch.distributed as dist
 
     for number in sizes:
-        buffer, times = torch.zeros(number // 4, device=device), list[float]()
+        buffer = torch.zeros(number // 4, device=device)
+        times = list[float]()  # the least counts: others measure what else these machines do
         for _ in range(ROUNDS):
             begun = time.monotonic()
             dist.all_reduce(buffer, group=group)

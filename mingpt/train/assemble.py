@@ -38,7 +38,7 @@ from mingpt.train.graphs import RECORDERS, Graphs
 from mingpt.train.loop import Run
 from mingpt.train.origin import another_running, claim_attempt, restore
 from mingpt.train.reporter import Reporter, begin_snapshots, open_observers
-from mingpt.world import liveness
+from mingpt.world import liveness, peers
 from mingpt.world.clock import awake_and_asleep
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.warmup import warm_up
@@ -84,7 +84,7 @@ def train(
     record = claim_attempt(config, source, origin, checkpointer, world)
     if world.is_main:
         write_config(config, say)
-    liveness.watch(world, lifetime, config.world.init_timeout_seconds)
+    peers.watch(world, lifetime, config.world.init_timeout_seconds)
     check_buffers = buffer_check(model, config.model, world)  # before rank 0's replace those that differ
     with clock.within("rendezvous"):
         equalize(context)

@@ -67,21 +67,25 @@ def train(run: Run) -> int:
                 run.report(known)
                 run.check_skips(known)
         best = run.evaluate(done, last)
-        with context.hooks.phase("snapshot"):
+        with context.hooks.phase("snapshot"):  # the watchdog gives such waits more time: nothing else waits in there
             due = last or flags.stop or checkpointer.is_due(done, flags) or best
-            if due:
-                run.check_buffers()
-            if last or flags.stop:
-                return _end(run, done, _content(run, stats), last, flags.stop)
-            # A skipped step changed no weight: its snapshot would only push an older, good one out of snapshot.keep.
-            if due and context.update.skipped_in_a_row() == 0:
+        if due:
+            run.check_buffers()
+        if last or flags.stop:
+            content = _content(run, stats)
+            with context.hooks.phase("snapshot"):
+                return _end(run, done, content, last, flags.stop)
+        # A skipped step changed no weight: its snapshot would only push an older, good one out of snapshot.keep.
+        if due and context.update.skipped_in_a_row() == 0:
+            with context.hooks.phase("snapshot"):
                 checkpointer.after_step(done, partial(_content, run, stats), flags, best)
     raise AssertionError("the last step returns")
 
 
 def _content(run: Run, stats: StepStats) -> Content:
     """What a snapshot after this step holds. Waits for the device."""
-    return run.context.state(), run.metrics(stats)
+    with run.context.hooks.phase("step"):  # what the device still does is the step, and not a wait for a snapshot
+        return run.context.state(), run.metrics(stats)
 
 
 def _end(run: Run, done: int, content: Content, last: bool, stopping: bool) -> int:

@@ -11,11 +11,9 @@ START = str(Path(__file__).with_name("start"))  # `python START MODULE` in place
 
 
 def keep_from_current_folder() -> None:
-    """Have multiprocessing's children, which are `python -c`, not search the current folder before all else.
-
-    They import their packages by this process's sys.path, which they are sent. -P is not in Python 3.10, and -I also
-    ignores the variables PYTHON…, of which they need none then.
-    """
+    """Have multiprocessing's children, which are `python -c`, not search the current folder before all else."""
+    # They import their packages by this process's sys.path, which they are sent. -P is not in Python 3.10, and -I also
+    # ignores the variables PYTHON…, of which they need none then.
     flags = util._args_from_interpreter_flags  # type: ignore[attr-defined] # what sets them is not public
     here = "-P" if sys.version_info >= (3, 11) else "-I"
     util._args_from_interpreter_flags = lambda: [*flags(), here]  # type: ignore[attr-defined]

@@ -16,35 +16,34 @@ MOST = 2**31 - 1  # as config.section.LARGEST, whose module imports pydantic
 
 @dataclass(frozen=True)
 class Env:
-    """Without RANK this process is rank 0. Unless it is checked, a number that is missing or wrong is 0.
+    """Without RANK this process is rank 0. Unless it is checked, a number that is missing or wrong is 0."""
 
-    launched: whether it has a RANK. hosts: whether this process, not its agent, has the store at host:port. local_size:
-    processes of this node; 0: nobody has said. agent: the pid of torchrun's agent, which has started this process;
-    None: there is none. ours: that agent is mingpt.launch. job: what SkyPilot or Slurm calls the job, through all of
-    its restarts. node: equal for the processes of a node. head: whether SkyPilot or Slurm calls that node its first.
-    """
-
-    launched: bool
+    launched: bool  # it has a RANK
     rank: int
     size: int
-    host: str
-    port: int
-    hosts: bool
+    host: str  # of the rendezvous' store
+    port: int  # of that store
+    hosts: bool  # this process, not its agent, has that store
     local_rank: int
-    local_size: int
-    agent: int | None
-    ours: bool
-    job: str
-    node: str
-    head: bool
+    local_size: int  # processes of this node; 0: nobody has said
+    agent: int | None  # the pid of torchrun's agent, which has started this process; None: there is none
+    ours: bool  # that agent is mingpt.launch
+    job: str  # what SkyPilot or Slurm calls the job, through all of its restarts
+    node: str  # equal for the processes of a node
+    head: bool  # SkyPilot or Slurm calls that node its first
 
     @classmethod
     def read(cls, check: bool = False) -> "Env":
         """check: raise UserError with all that is wrong, or missing beside RANK."""
-        given, problems, start = os.environ, list[str](), "start with torchrun"
+        # Read anew each time, which takes 15 µs: kept in a global it would be stale once srun's variables are set
+        # (slurm.py), or a process has got another rank (joining.py).
+        given = os.environ
+        problems = list[str]()
+        start = "start with torchrun"
         launched = "RANK" in given
         needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if launched else ()
-        if missing := [name for name in needed if not given.get(name, "").strip()]:
+        missing = [name for name in needed if not given.get(name, "").strip()]
+        if missing:
             problems.append(f"RANK is set in the environment, but not {', '.join(missing)}: {start}, or set all")
 
         def number(name: str, least: int, most: int, default: str = "0") -> int:
@@ -69,7 +68,8 @@ class Env:
             agent=int(given.get(AGENT_PID, os.getppid())) if "TORCHELASTIC_RUN_ID" in given else None,
             ours=AGENT_PID in given,
             job=given.get("SKYPILOT_TASK_ID") or given.get("SLURM_JOB_ID") or "",
-            # torchrun's number, and that of srun's tasks without torchrun, whose ranks may alternate between nodes.
+            # torchrun's number, and that of srun's tasks without torchrun, whose ranks may alternate between nodes. A
+            # host name comes last: two nodes may have one (localhost), and two launchers on one machine are two nodes.
             node=given.get("GROUP_RANK") or given.get("SLURM_NODEID") or socket.gethostname(),
             head=(given.get("SKYPILOT_NODE_RANK") or given.get("SLURM_NODEID")) == "0",
         )

@@ -20,11 +20,11 @@ NO_MEMORY = ("can't allocate memory", "Storage size calculation overflowed", "ou
 
 @dataclass(frozen=True)
 class Failure:
-    """trace: whether to print a stack trace, too."""
+    """What `classify` makes of an exception."""
 
-    reason: str
-    code: int
-    trace: bool
+    reason: str  # one line, with what to do
+    code: int  # to exit with
+    trace: bool  # whether to print a stack trace, too: not for errors whose reason says all
 
 
 def classify(error: BaseException, phase: Phase, config: Config | None = None) -> Failure:
@@ -35,15 +35,20 @@ def classify(error: BaseException, phase: Phase, config: Config | None = None) -
     first_line = re.sub(r"^\[[^]]*\] ", "", first_line).partition(". This is typically")[0]
     if isinstance(error, UserError):
         return Failure(str(error), USER_ERROR, False)
-    told = isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY)
-    if told or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    # Where torch has no class for it, only its text tells.
+    no_memory = isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY)
+    if no_memory or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         cure = f"lower {_smaller_batch(config) or 'batch.micro_size'}, model.block_size or the model's size"
-        if held := held_by_others():
+        held = held_by_others()
+        if held:
+            # Nothing that the user could set: the launcher tries again when that process may be gone.
             where = f"{held / 2**30:.1f} GiB of this GPU are held by other processes: see nvidia-smi"
             return Failure(f"out of memory: {where} ({first_line})", CRASHED, False)
         if phase < Phase.TRAINING:  # a retry would run out of memory again
             return Failure(f"out of memory in the first step: {cure} ({first_line})", USER_ERROR, False)
         return Failure(f"out of memory: if it happens again, {cure} ({first_line})", CRASHED, False)
+    # torch reports what happens to its loader's processes as a RuntimeError, or as the data's own type; the texts
+    # differ.
     if "DataLoader worker (pid" in text:
         cure = "if it happens again, look for the system's out-of-memory killer and lower data.workers"
         return Failure(f"a data loader process died: {cure} ({first_line})", CRASHED, False)
@@ -55,7 +60,9 @@ def classify(error: BaseException, phase: Phase, config: Config | None = None) -
         return Failure(f"{type(error).__name__}: {first_line}", CRASHED, True)
     if isinstance(error, (TimeoutError, TransientError, SnapshotFailed, Damaged)):  # our own, with complete messages
         return Failure(text, CRASHED, False)
-    if isinstance(error, RuntimeError):  # torch.distributed raises it when another process fails
+    # torch.distributed raises it when another process fails. Both reasons are consequences, which launch/ending.py puts
+    # behind the cause that another process has left.
+    if isinstance(error, RuntimeError):
         if "timed out" in text.lower() or "timeout" in text.lower():
             return Failure(f"{NO_ANSWER} ({first_line})", CRASHED, False)
         if any(words in text for words in ("by peer", "connectFullMesh", "Broken pipe", "remote process exited")):
@@ -70,6 +77,7 @@ def held_by_others() -> int:
     """
     if not torch.cuda.is_initialized():
         return 0
+    # The driver's count is of all processes; torch's is of this one's allocator.
     free, total = torch.cuda.mem_get_info()
     held = total - free - torch.cuda.memory_reserved() - 2**30
     return max(held, 0)
@@ -79,6 +87,7 @@ def _smaller_batch(config: Config | None) -> str:
     """The next smaller batch.micro_size that divides the batch; empty if there is none."""
     if config is None or config.batch.micro_size == 1:
         return ""
-    size, samples = config.batch.micro_size, config.batch.per_process_size or config.batch.global_size
+    size = config.batch.micro_size
+    samples = config.batch.per_process_size or config.batch.global_size
     fewer = max(n for n in range(1, size) if samples % n == 0)
     return f"batch.micro_size from {size} to {fewer} (a snapshot then needs resume.changed=true)"

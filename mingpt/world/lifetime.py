@@ -34,6 +34,8 @@ PARENT_SECONDS = 1.0  # between two checks of the parent's pid, for systems with
 
 
 class Phase(IntEnum):
+    """How far this process has come: it never goes back. (What it does now is another fact: Clock.phase.)"""
+
     STARTING = 0  # no world yet: a stop ends this process at once, since there is nothing to lose
     JOINED = 1  # in a world: a stop takes effect with the next step, whose exchange carries it to all processes
     TRAINING = 2  # the first step is done: running out of memory may be temporary now (see failures.py)
@@ -41,17 +43,17 @@ class Phase(IntEnum):
 
 
 class Lifetime:
-    """Handles stop signals according to the phase of this process. stop: whether this process was asked to stop.
-
-    prefix: printed before the reason if a signal ends this process; may contain {code}, the exit code.
-    trains: False: nothing is lost at a stop, which ends this process at once, with `code`, or as shells report a signal
-        (130, 143).
-    """
+    """Handles stop signals according to the phase of this process."""
 
     def __init__(self, prefix: str = "", trains: bool = True, code: int | None = None) -> None:
+        """prefix: printed before the reason if a signal ends this process; may contain {code}, the exit code.
+
+        trains: False: nothing is lost at a stop, which ends this process at once, with `code`, or as shells report a
+        signal (130, 143).
+        """
         self.prefix, self.trains, self.code = prefix, trains, code
         self.phase = Phase.STARTING
-        self.stop = False
+        self.stop = False  # this process was asked to stop
         self.ending = False  # how the attempt ends is being told, within limits of its own: no hang
         self.observers = list[Callable[[BaseException], None]]()  # of the error that ends the attempt
         self.clock = Clock()
@@ -60,16 +62,16 @@ class Lifetime:
         self._parent: int | None = None
 
     def begin(self) -> None:
-        """Handle stop signals, and end when the parent dies. Call it first, in the main thread.
-
-        A thread reads the signals from the interpreter's wake-up pipe. Python runs signal handlers in the main thread
-        only, which may be inside a collective for minutes when the second signal asks for an immediate end.
-        """
+        """Handle stop signals, and end when the parent dies. Call it first, in the main thread."""
         if agent := Env.read().agent:
             end_with_parent(agent)
             self._parent = agent
         else:  # once its slurmstepd is dead, Slurm no longer counts this process, and may give its GPUs to others
             self._parent = slurm.supervisor()
+        # A thread reads the signals from the interpreter's wake-up pipe. Python runs handlers in the main thread only,
+        # and between two bytecodes: it may be inside a collective for minutes when the second signal asks for an
+        # immediate end. An exception in place of the thread was lost in imports ("maximum recursion depth exceeded",
+        # 64).
         pipe, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -105,6 +107,7 @@ class Lifetime:
                     complain(f"this process did not run for {paused:.0f} s: a signal stopped it, or the machine slept")
             for number in os.read(pipe, 64) if ready else ():
                 self._on_signal(signal.Signals(number))
+            # Where the kernel sends no signal at the parent's death (not Linux), or the parent is a slurmstepd.
             if self._parent is not None and os.getppid() != self._parent:
                 exit_now(CRASHED)
 
@@ -119,7 +122,8 @@ class Lifetime:
                 exit_now(self.code or 128 + number)
             return
         if not self.stop:
-            self.stop, self._asked_at = True, time.monotonic()
+            self.stop = True
+            self._asked_at = time.monotonic()
             if self.phase is Phase.STARTING:
                 self._end(STOPPED, f"{number.name}: stopped on request before the first step")
             if not Env.read().agent:  # that one says so itself
@@ -145,11 +149,10 @@ def prctl(option: int, value: int | bytes) -> None:
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL, code: int = CRASHED) -> None:
-    """Have the kernel send this process a signal when its parent dies (Linux); exit if the parent is dead already.
-
-    torchrun starts each worker in its own session. Without this, workers survive a killed agent and keep training.
-    """
+    """Have the kernel send this process a signal when its parent dies (Linux); exit if the parent is dead already."""
+    # torchrun starts each worker in its own session. Without this, workers survive a killed agent and keep training.
     prctl(PR_SET_PDEATHSIG, number)
+    # It may have died before that call, for which the kernel sends nothing.
     if os.getppid() != parent:
         exit_now(code)
 
@@ -160,6 +163,7 @@ def children_ignore_signals() -> Iterator[None]:
 
     A signal to this process is not lost: another thread, which does not block it, receives it.
     """
+    # Not by a handler that the children install: a signal may come before it. A mask is there from their first moment.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         resource_tracker.ensure_running()  # starting it later, with the first child, would unblock SIGTERM and SIGINT
@@ -172,9 +176,9 @@ def children_ignore_signals() -> Iterator[None]:
 def leave_reason(text: str) -> None:
     """Write why this process ends to the error file that torchrun's agent reads (TORCHELASTIC_ERROR_FILE).
 
-    Not by torch's `record`: it writes a stack trace, which torchrun would print as the reason. The first reason stands:
-    what follows is a consequence, such as a connection that another process has closed.
+    The first reason stands: what follows is a consequence, such as a connection that another process has closed.
     """
+    # Not by torch's `record`: it writes a stack trace, which torchrun would print as the reason.
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and not os.path.exists(path):
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}

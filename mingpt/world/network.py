@@ -26,8 +26,9 @@ def address_towards(host: str) -> str:
     """This machine's address on the route to `host`, which may be this machine. Raises OSError if there is no route."""
     # Bytes: of a text that can't be a host's name, such as a..b, Python raises a UnicodeError in place of an OSError.
     family, _, _, _, address = socket.getaddrinfo(host.encode(), 9, type=socket.SOCK_DGRAM)[0]
+    # A UDP socket sends nothing when it is connected: the kernel only looks the route up, and so chooses the address.
     with socket.socket(family, socket.SOCK_DGRAM) as s:
-        s.connect(address)  # sends nothing
+        s.connect(address)
         return str(s.getsockname()[0])
 
 
@@ -45,10 +46,12 @@ def bind(host: str, port: int, several: bool) -> socket.socket:
     address = str(socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0][4][0])
     if not is_of_this_machine(address):
         address = address_towards(host)  # behind NAT: the router forwards to this address
+    # Never more than is needed: torch's own stores listen at every address, without a password.
     everywhere = several and is_loopback(address) and host != address
     v6 = socket.has_dualstack_ipv6() if everywhere else ":" in address
     s = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
     try:
+        # Else a restart would find the port taken for a minute, by connections of the attempt before (TIME_WAIT).
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if v6 and everywhere:
             s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -78,30 +81,36 @@ def is_of_this_machine(ip: str) -> bool:
 def interface_of(address: str) -> str | None:
     """The name of the interface that has this address."""
     plain = address.partition("%")[0]  # of IPv6, without its scope
-    found = psutil.net_if_addrs().items()
-    return next((name for name, all_of_it in found if plain in {a.address.partition("%")[0] for a in all_of_it}), None)
+    for name, addresses in psutil.net_if_addrs().items():
+        for other in addresses:
+            if other.address.partition("%")[0] == plain:
+                return name
+    return None
 
 
 def limit_silence(port: int | None, seconds: float) -> None:
     """Set TCP timeouts on this process's connections to `port` (None: to any port), by keepalive and TCP_USER_TIMEOUT.
 
-    A connection then fails once the other machine's kernel has not answered for `seconds`. Requests to torch's stores
-    have no limit of their own: they end when the kernel gives the connection up. If the other machine loses power or
-    network, that takes a quarter of an hour after data was sent (tcp_retries2), and for ever if none was. A slow
-    process on a live machine causes no timeout, since its kernel answers. Linux only.
+    A connection then fails once the other machine's kernel has not answered for `seconds`. A slow process on a live
+    machine causes no timeout, since its kernel answers. Linux only.
     """
+    # Requests to torch's stores have no limit of their own: they end when the kernel gives the connection up. If the
+    # other machine loses power or network, that takes a quarter of an hour after data was sent (tcp_retries2), and for
+    # ever if none was. A pulled cable had held a launcher for as long.
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
     # Bounded by what the kernel accepts: 9 hours between two probes, 24 days in all.
-    interval, limit = min(max(1, int(seconds / 4)), 32767), min(max(1, int(seconds * 1000)), 2**31 - 1)
+    interval = min(max(1, int(seconds / 4)), 32767)
+    limit = min(max(1, int(seconds * 1000)), 2**31 - 1)
+    # torch makes these connections in C++, and gives nobody their sockets. So all of the process's are looked through.
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):  # not connected, or closed by another thread
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as s:  # a duplicate shares the connection's options
-                if s.family not in (socket.AF_INET, socket.AF_INET6) or s.getpeername()[1] != (
-                    port or s.getpeername()[1]
-                ):
+                if s.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                if port and s.getpeername()[1] != port:
                     continue
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -110,6 +119,7 @@ def limit_silence(port: int | None, seconds: float) -> None:
 
 
 def infiniband_devices() -> list[str]:
+    """The names of this node's InfiniBand cards. EFA's are among them."""
     folder = Path("/sys/class/infiniband")
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
@@ -119,7 +129,7 @@ def settings(interface: str | None, environment: Mapping[str, str]) -> dict[str,
 
     Raises UserError if one of those names no interface of this node.
     """
-    problems = [problem for name in (NCCL, GLOO) if (problem := wrong_interface(name, environment))]
+    problems = list(filter(None, (wrong_interface(name, environment) for name in (NCCL, GLOO))))
     if problems:
         raise UserError(*problems)
     variables: dict[str, str] = {}
@@ -135,15 +145,17 @@ def chosen(variable: str, value: str) -> list[str]:
 
     NCCL's value is a list of prefixes, or of names after `=`; after `^`, of what not to use. gloo's is a list of names.
     """
-    names = list(psutil.net_if_addrs())
     if variable == GLOO:
-        wanted = value.split(",")
-        return [name for name in names if name in wanted]
+        return [name for name in psutil.net_if_addrs() if name in value.split(",")]
     mark = re.match(r"\^?=?", value)
     sign = mark[0] if mark else ""
-    wanted = [name for name in value[len(sign) :].split(",") if name]
-    matching = [n for n in names if n in wanted or ("=" not in sign and any(n.startswith(w) for w in wanted))]
-    return [n for n in names if n not in matching] if "^" in sign else matching
+    wanted = tuple(filter(None, value[len(sign) :].split(",")))
+    selected = list[str]()
+    for name in psutil.net_if_addrs():
+        matches = name in wanted if "=" in sign else name.startswith(wanted)
+        if matches != ("^" in sign):
+            selected.append(name)
+    return selected
 
 
 def wrong_interface(variable: str, environment: Mapping[str, str]) -> str | None:

@@ -56,7 +56,7 @@ def read(url: str, headers: Mapping[str, str], method: str = "GET") -> str:
 
 
 def ask_aws(address: str) -> bool:
-    """IMDSv2: a token first. 404 means that nothing is planned."""
+    """Ask by IMDSv2: a token first. 404 means that nothing is planned."""
     token = read(f"{address}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
     try:
         action = read(f"{address}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
@@ -72,10 +72,13 @@ def ask_gcp(address: str) -> bool:
 
 
 def ask_azure(address: str) -> bool:
-    """A Preempt event of this machine; others of its set are listed, too."""
+    """Ask for a Preempt event of this machine; others of its set are listed, too."""
     headers = {"Metadata": "true"}
     events = json.loads(read(f"{address}/metadata/scheduledevents?api-version=2020-07-01", headers))["Events"]
-    preempted = {name for event in events if event["EventType"] == "Preempt" for name in event["Resources"]}
+    preempted = set[str]()
+    for event in events:
+        if event["EventType"] == "Preempt":
+            preempted.update(event["Resources"])
     if not preempted:
         return False
     name = read(f"{address}/metadata/instance/compute/name?api-version=2021-02-01&format=text", headers).strip()
@@ -91,7 +94,11 @@ class Notice:
     def __init__(self, where: str, stop: Callable[[], None], log: Callable[[str], None]) -> None:
         """where: world.notice. stop: called once, when the notice has come."""
         cloud, _, address = where.partition(":")
-        self.cloud = cloud_of_machine() if where == "auto" else "" if where == "none" else cloud
+        if where == "auto":
+            cloud = cloud_of_machine()
+        elif where == "none":
+            cloud = ""
+        self.cloud = cloud
         self.address = address.rstrip("/") or METADATA
         self.stop, self.log = stop, log
         self._came: float | None = None
@@ -99,6 +106,7 @@ class Notice:
     def grace_seconds(self) -> float:
         if self._came is None:
             return 0
+        # Never 0, which says that there is no notice. A snapshot that has a second may still reach the hot tier.
         return max(SECONDS[self.cloud] * SNAPSHOT_SHARE - (time.monotonic() - self._came), 1.0)
 
     def watch(self) -> None:
@@ -107,18 +115,19 @@ class Notice:
             threading.Thread(target=self._watch, name="notice", daemon=True).start()
 
     def _watch(self) -> None:
-        told = False
+        complained = False
         while True:
+            # A metadata server that is slow, or not up yet, is no reason to stop asking, and is told once.
             try:
                 if ASK[self.cloud](self.address):
                     break
             except (URLError, OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-                if not told:
+                if not complained:
                     self.log(
                         f"{self.cloud}'s notices of preemption can't be read from {self.address} "
                         f"({str(error) or type(error).__name__}): asking on; world.notice=none asks no more"
                     )
-                told = True
+                complained = True
             time.sleep(ASK_EVERY_SECONDS)
         self._came = time.monotonic()
         self.log(f"{self.cloud} takes this machine away in {SECONDS[self.cloud]:g} s or less: asked to stop")
@@ -126,9 +135,10 @@ class Notice:
 
 
 def watch(where: str, log: Callable[[str], None]) -> Notice:
-    """The notices of this node, asked by its first process. One is as a SIGTERM to the launcher, which stops all its
-    workers, or to this process, whose step carries the request to all."""
+    """The notices of this node, asked by its first process."""
     env = Env.read()
+    # A notice is as a SIGTERM to the launcher, which stops all its workers, or to this process, whose step carries the
+    # request to all. So there is one way to stop, and one exit code.
     notice = Notice(where, lambda: os.kill(env.agent or os.getpid(), signal.SIGTERM), log)
     if not env.local_rank:
         notice.watch()

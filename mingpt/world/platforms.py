@@ -18,7 +18,7 @@ NAMES_SECONDS = 60  # limit for name resolution: a container may start before th
 class Placement:
     """This node's place among the nodes of its job."""
 
-    platform: str
+    platform: str  # for messages
     addresses: tuple[str, ...]  # one per node, the head's first; all "": the platform knows some, not which
     rank: int  # this node's index in `addresses`
     gpus: int | None  # on this node; None: the platform does not say
@@ -37,21 +37,25 @@ class Placement:
 def _require(where: str, needed: Sequence[str], environment: Mapping[str, str], others: Sequence[str] = ()) -> None:
     """Raise UserError if some of the `needed` variables are missing or empty.
 
-    others: further variables that announce several nodes, for the message. A node without its variables would train
-    alone, and several such nodes would write into one run.dir.
+    others: further variables that announce several nodes, for the message.
     """
-    if missing := [name for name in needed if not environment.get(name, "").strip()]:
-        named = dict.fromkeys((*needed, *others))
-        there = [f"{name}={environment[name]}" for name in named if environment.get(name, "").strip()]
-        raise UserError(
-            f"{where}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} set in the environment, but not "
-            f"{', '.join(missing)}: set all of them, or unset {', '.join(word.split('=')[0] for word in there)} to be "
-            f"on your own"
-        )
+    # A node without its variables would train alone, and several such nodes would write into one run.dir.
+    missing = [name for name in needed if not environment.get(name, "").strip()]
+    if not missing:
+        return
+    present = list[str]()
+    for name in dict.fromkeys((*needed, *others)):
+        if environment.get(name, "").strip():
+            present.append(name)
+    values = ", ".join(f"{name}={environment[name]}" for name in present)
+    raise UserError(
+        f"{where}: {values} {'is' if len(present) == 1 else 'are'} set in the environment, but not "
+        f"{', '.join(missing)}: set all of them, or unset {', '.join(present)} to be on your own"
+    )
 
 
 def _above_one(environment: Mapping[str, str], *names: str) -> list[str]:
-    """Those of the variables that are set to more than one."""
+    """The names of the variables that are set to more than one. What is no number may be more than one."""
     return [name for name in names if environment.get(name, "1").strip() not in ("", "0", "1")]
 
 
@@ -77,7 +81,9 @@ def skypilot(environment: Mapping[str, str]) -> Placement | None:
             f"SkyPilot's variables contradict each other: SKYPILOT_NUM_NODES={nodes}, SKYPILOT_NODE_RANK={rank}, and "
             f"{len(addresses)} addresses in SKYPILOT_NODE_IPS: correct them, or unset all three"
         )
-    if len(addresses) < nodes:  # of a dynamic node set: some have not come, and nothing says which
+    # A dynamic node set (SkyPilot on Kubernetes) names the nodes that have come, and nothing says which numbers they
+    # have. Then the user says where the rendezvous is.
+    if len(addresses) < nodes:
         addresses = ("",) * nodes
     return Placement("SkyPilot", addresses, rank, gpus, environment.get("SKYPILOT_TASK_ID", "sky"))
 
@@ -103,7 +109,8 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
             f"each with `srun --ntasks-per-node=1 mingpt launch …`, {otherwise}"
         )
     try:
-        rank, nodes = int(environment["SLURM_NODEID"]), int(environment.get("SLURM_NNODES", len(addresses)))
+        rank = int(environment["SLURM_NODEID"])
+        nodes = int(environment.get("SLURM_NNODES", len(addresses)))
         tasks = int(environment.get("SLURM_NTASKS", nodes)) if started_by_srun else nodes
         gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
     except (KeyError, ValueError) as error:
@@ -134,11 +141,13 @@ def sing(environment: Mapping[str, str]) -> Placement | None:
     """
     if not any(map(environment.get, SING)):
         return None
-    where, cure = "the variables SING_*", "correct them, or unset all of them"
+    where = "the variables SING_*"
+    cure = "correct them, or unset all of them"
     _require(where, SING, environment)
     job, suffix, master = (environment[name] for name in SING[2:])
     try:
-        rank, nodes = int(environment["SING_RANK"]), int(environment["SING_WORLD_SIZE"])
+        rank = int(environment["SING_RANK"])
+        nodes = int(environment["SING_WORLD_SIZE"])
     except ValueError as error:
         raise UserError(f"{where}: SING_RANK, SING_WORLD_SIZE: {error}: {cure}") from error
     if not 0 <= rank < nodes:
@@ -151,7 +160,10 @@ def sing(environment: Mapping[str, str]) -> Placement | None:
         )
     from mingpt.world.network import is_of_this_machine  # imports psutil; all else needs no package
 
-    if not any(map(is_of_this_machine, ips := resolved(own))):
+    # Variables alone prove nothing: a container that is started anew may keep those of another, and two nodes with one
+    # rank would wait for ever, or write one run twice.
+    ips = resolved(own)
+    if not any(map(is_of_this_machine, ips)):
         raise UserError(
             f"SING_RANK={rank}: {own} is {', '.join(ips)}, which is no address of this machine: another container has "
             f"this rank, or its name is out of date"
@@ -172,9 +184,9 @@ def resolved(name: str, told: str = "") -> list[str]:
     deadline = time.monotonic() + NAMES_SECONDS
     while True:
         try:
-            return sorted(
-                {str(found[4][0]) for found in socket.getaddrinfo(name.encode(), PORT, type=socket.SOCK_STREAM)}
-            )
+            # Bytes: of a text that can't be a host's name, Python raises a UnicodeError in place of an OSError.
+            answers = socket.getaddrinfo(name.encode(), PORT, type=socket.SOCK_STREAM)
+            return sorted({str(address[0]) for *_, address in answers})
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(
@@ -198,50 +210,75 @@ def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) 
 
     Returns the variable and the value of each. given: the options of the command line. Raises UserError if the
     variables announce other nodes but are incomplete, contradict each other, or say something else than the command
-    line: the pod would train alone, or wait for nobody.
+    line.
     """
-    named = {name: f"PET_{name.upper()}" for name in OPTIONS}
-    found = {name: (pet, value) for name, pet in named.items() if (value := environment.get(pet, "").strip())}
-    of_others = [named[name] for name in ("node_rank", "master_addr", "rdzv_endpoint") if name in found]
+    # Each of these mistakes was a pod that trained alone, beside its siblings, or waited for nobody.
+    options = dict[str, tuple[str, str]]()
+    for name in OPTIONS:
+        variable = f"PET_{name.upper()}"
+        value = environment.get(variable, "").strip()
+        if value:
+            options[name] = (variable, value)
+    of_others = [options[name][0] for name in ("node_rank", "master_addr", "rdzv_endpoint") if name in options]
+    # One pod of a PyTorchJob has RANK=0 and WORLD_SIZE=1: these say nothing then.
     if _above_one(environment, "WORLD_SIZE") or environment.get("RANK", "0").strip() not in ("", "0"):
-        found |= _of_job(environment, found, given)
-    if of_others and "nnodes" not in found and not given.get("nnodes"):
+        options |= _of_job(environment, options, given)
+    if of_others and "nnodes" not in options and not given.get("nnodes"):
         _require("torchrun's variables", ["PET_NNODES"], environment, of_others)
-    if problems := [
-        f"--{name.replace('_', '-')}={given[name]} contradicts {variable}={value} in the environment: leave the "
-        f"option out, or unset the variable"
-        for name, (variable, value) in found.items()
-        if name not in OF_A_NODE and given.get(name) not in (None, value)
-    ]:
+    problems = list[str]()
+    for name, (variable, value) in options.items():
+        if name not in OF_A_NODE and given.get(name) not in (None, value):
+            problems.append(
+                f"--{name.replace('_', '-')}={given[name]} contradicts {variable}={value} in the environment: leave "
+                f"the option out, or unset the variable"
+            )
+    if problems:
         raise UserError(*problems)
-    return found
+    return options
 
 
 def _of_job(
-    environment: Mapping[str, str], found: Mapping[str, tuple[str, str]], given: Mapping[str, str | None]
+    environment: Mapping[str, str], options: Mapping[str, tuple[str, str]], given: Mapping[str, str | None]
 ) -> dict[str, tuple[str, str]]:
-    """What a PyTorchJob's variables add to what torchrun's say (`found`). Raises UserError as `options_of`."""
-    # Since v1.7 of the training operator, WORLD_SIZE counts processes; PET_NNODES is always there, and has the word.
-    nodes = found.get("nnodes", ("", ""))[1]
-    per_node = (found.get("nproc_per_node", ("", ""))[1], given.get("nproc_per_node") or "")
-    sizes = {nodes, *(str(int(nodes) * int(n)) for n in per_node if nodes.isdecimal() and n.isdecimal())}
-    told = {option: (name, environment.get(name, "").strip()) for option, name in JOB.items()}
-    if problems := [
-        f"{found[option][0]}={found[option][1]} and {name}={value} in the environment contradict each other: correct "
-        f"one, or unset it"
-        for option, (name, value) in told.items()
-        if option in found
-        and value not in ("", found[option][1])
-        and not (option == "nnodes" and (value in sizes or ":" in nodes))
-    ]:
+    """What a PyTorchJob's variables add to torchrun's (`options`). Raises UserError as `options_of`."""
+    sizes = _sizes_of_job(options, given)
+    problems = list[str]()
+    missing = dict[str, str]()  # the variable by the option that torchrun's variables do not say
+    for option, name in JOB.items():
+        value = environment.get(name, "").strip()
+        if option not in options:
+            missing[option] = name
+            continue
+        variable, ours = options[option]
+        if value in ("", ours) or (option == "nnodes" and (value in sizes or ":" in ours)):
+            continue
+        problems.append(
+            f"{variable}={ours} and {name}={value} in the environment contradict each other: correct one, or unset it"
+        )
+    if problems:
         raise UserError(*problems)
-    if "rdzv_endpoint" in found:  # an elastic job: its node 0 may be another pod than that of RANK 0
+    if "rdzv_endpoint" in options:  # an elastic job: its node 0 may be another pod than that of RANK 0
         return {}
-    rest = {option: variable for option, variable in told.items() if option not in found}
-    if not (nodes and found.keys() >= {"node_rank", "master_addr"}):
+    if not options.keys() >= {"nnodes", "node_rank", "master_addr"}:
         others = [name for name in JOB.values() if environment.get(name)]
-        _require("a PyTorchJob's variables", [name for name, _ in rest.values()], environment, others)
-    return {option: (name, value) for option, (name, value) in rest.items() if value}
+        _require("a PyTorchJob's variables", list(missing.values()), environment, others)
+    added = dict[str, tuple[str, str]]()
+    for option, name in missing.items():
+        value = environment.get(name, "").strip()
+        if value:
+            added[option] = (name, value)
+    return added
+
+
+def _sizes_of_job(options: Mapping[str, tuple[str, str]], given: Mapping[str, str | None]) -> set[str]:
+    """What WORLD_SIZE may be where PET_NNODES is set."""
+    # Since v1.7 of the training operator, WORLD_SIZE counts processes; PET_NNODES is always there, and has the word.
+    nodes = options.get("nnodes", ("", ""))[1]
+    sizes = {nodes}
+    for per_node in (options.get("nproc_per_node", ("", ""))[1], given.get("nproc_per_node") or ""):
+        if nodes.isdecimal() and per_node.isdecimal():
+            sizes.add(str(int(nodes) * int(per_node)))
+    return sizes
 
 
 def require_launcher(environment: Mapping[str, str]) -> None:
@@ -249,17 +286,24 @@ def require_launcher(environment: Mapping[str, str]) -> None:
     if "RANK" in environment:
         return
     alone = "and this process would run alone: start it with `mingpt launch` or torchrun, or unset"
-    if re.search(r"(^|:)0*([2-9]|1\d)", nodes := environment.get("PET_NNODES", "")):
+    nodes = environment.get("PET_NNODES", "")
+    if re.search(r"(^|:)0*([2-9]|1\d)", nodes):
         raise UserError(f"PET_NNODES={nodes} in the environment announces several nodes, {alone} PET_NNODES")
-    if re.fullmatch(r"0*([2-9]|1\d)\d*", size := environment.get("WORLD_SIZE", "")):
+    size = environment.get("WORLD_SIZE", "")
+    if re.fullmatch(r"0*([2-9]|1\d)\d*", size):
         raise UserError(
             f"WORLD_SIZE={size} in the environment announces several processes, but RANK is not set, {alone} WORLD_SIZE"
         )
 
 
+# In this order: SkyPilot on Slurm has the variables of both, and SkyPilot's name the nodes that it started.
 PLATFORMS = (skypilot, slurm, sing)
 
 
 def find_placement(environment: Mapping[str, str]) -> Placement | None:
     """This node's place by the first platform whose variables are set; None without a platform."""
-    return next((p for platform in PLATFORMS if (p := platform(environment))), None)
+    for platform in PLATFORMS:
+        placement = platform(environment)
+        if placement:
+            return placement
+    return None

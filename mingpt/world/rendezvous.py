@@ -49,9 +49,11 @@ def open_store(
     waits = nodes is not None
     if own is None:
         return TCPStore(host, port, nodes, False, limit, wait_for_workers=waits)
+    # torch would listen at every address of the machine. It takes a socket that listens already in place of that.
     listener = network.listen(own, port, several)
-    if segment:
+    if segment:  # set here, it also bounds what the other side sends
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
+    # This process's own client connects to the address at which the socket listens: `own` may be behind NAT.
     address, port = listener.getsockname()[:2]
     if address in ("", "::", "0.0.0.0"):
         address = "localhost"
@@ -59,7 +61,7 @@ def open_store(
 
 
 class StaticRendezvous(StaticTCPRendezvous):
-    """torch's static rendezvous on a store that listens at one address. Port 0: the system chooses one."""
+    """Runs torch's static rendezvous on a store that listens at one address. Port 0: the system chooses one."""
 
     def __init__(self, host: str, port: int, rank: int, nodes: int, run_id: str, timeout: int, own: str) -> None:
         super().__init__(host, port, rank, nodes, run_id, timeout)
@@ -92,6 +94,8 @@ class SignedBackend(RendezvousBackend):
 
     def _verified(self, stored: tuple[bytes, Token] | None) -> tuple[bytes, Token] | None:
         """The state without its HMAC. Raises RendezvousStateError if that is wrong."""
+        # Every way to torch's `pickle.loads` leads through here: what get_state reads, and what set_state gets back
+        # when another node was faster.
         if stored is None:
             return None
         try:
@@ -113,7 +117,8 @@ class SignedBackend(RendezvousBackend):
 
 def create_static(params: RendezvousParameters) -> RendezvousHandler:
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=PORT)
-    rank, timeout = params.get_as_int("rank"), params.get_as_int("timeout", 600)
+    rank = params.get_as_int("rank")
+    timeout = params.get_as_int("timeout", 600)
     if rank is None or timeout is None:
         raise UserError(f"--rdzv-backend={STATIC} needs --rdzv-conf=rank=N, this node's number from 0")
     own = params.local_addr or host
@@ -123,8 +128,10 @@ def create_static(params: RendezvousParameters) -> RendezvousHandler:
 def create_c10d(params: RendezvousParameters) -> RendezvousHandler:
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=PORT)
     several = params.max_nodes > 1
-    secret = take_secret(os.environ)
+    secret = take_secret(os.environ)  # workers would inherit it, and their children, and a user's code
     limit = timedelta(seconds=params.get_as_int("read_timeout", 60) or 60)
+    # torchrun's guess compares names and addresses (pytorch#79388), which is wrong where a host's name means loopback.
+    # So mingpt.launch says who hosts wherever it knows.
     is_host = params.get_as_bool("is_host")
     hosts = _is_this_machine(host) if is_host is None else is_host
     try:
@@ -141,7 +148,8 @@ def _host_or_connect(host: str, port: int, own: str, several: bool, limit: timed
         try:
             return open_store(host, port, own, several, limit)
         except OSError as error:
-            if sure or error.errno != errno.EADDRINUSE:  # in use: another agent on this machine hosts the store
+            # In use: another agent on this machine hosts the store, as in tests and on a node with two launchers.
+            if sure or error.errno != errno.EADDRINUSE:
                 raise
     return open_store(host, port, None, several, limit)
 

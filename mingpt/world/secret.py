@@ -39,6 +39,7 @@ def take_secret(environment: MutableMapping[str, str]) -> str:
 
 def signed(secret: str, context: str, content: bytes) -> bytes:
     """The content after its HMAC. context: what it is, so that it can't be taken for something else."""
+    # The zero byte ends the context: else part of a context could be taken for the beginning of a content.
     return hmac.digest(secret.encode(), f"{context}\0".encode() + content, "sha256") + content
 
 

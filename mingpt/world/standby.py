@@ -36,7 +36,7 @@ PR_SET_CHILD_SUBREAPER = 36  # whether a descendant whose parent has ended becom
 
 
 class Worker:
-    """A child that subprocess has not started: of Popen, what torch's agent uses."""
+    """A child that subprocess has not started: it has what torch's agent uses of a Popen."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -64,7 +64,7 @@ class Standby:
 
     def __init__(self, seconds: float, compiles: bool = False) -> None:
         self.seconds = seconds
-        self.pipe, other = Pipe()
+        self.pipe, other = Pipe()  # and no socket in the file system: who can reach it can start processes
         # The standby never unblocks them: a platform that signals every process of a job does not end it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
@@ -79,12 +79,16 @@ class Standby:
         if self.pipe.closed:
             return None
         answer = b"it has ended"
+        # Only while it asks: else every orphan of a worker's, a compiler or a loader, would become a child that nobody
+        # waits for.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         with suppress(OSError, EOFError):
-            if (said := self._answer()) == READY:  # before that, a pipe that is full would block
+            ready = self._answer()
+            if ready == READY:  # before that, a pipe that is full would block
                 self.pipe.send_bytes(json.dumps(environment).encode())
-                said = self._answer()
-            answer = said
+                answer = self._answer()
+            else:
+                answer = ready
         prctl(PR_SET_CHILD_SUBREAPER, 0)
         if answer.isdigit():
             return Worker(int(answer))
@@ -121,6 +125,7 @@ def serve(imports: Callable[[], None]) -> None:
             if not answer:
                 break
             pipe.send_bytes(answer)
+    # The environment is the agent's for this worker, whole: what the standby has more (PIPE) is not for it.
     os.environ.clear()
     os.environ.update(environment)
     prctl(PR_SET_NAME, f"rank {environment['RANK']}".encode())
@@ -128,6 +133,8 @@ def serve(imports: Callable[[], None]) -> None:
 
 def _fork(agent: int) -> bytes:
     """The pid of a new process, which is the agent's child, in a session of its own; empty in that process."""
+    # Forked twice: the agent adopts the orphan (it is a subreaper meanwhile). As a child of this process, its exit code
+    # and its parent's death would be this one's, and the end of the standby would end all workers.
     reads, writes = os.pipe()
     if middle := os.fork():
         os.close(writes)
@@ -139,7 +146,7 @@ def _fork(agent: int) -> bytes:
         os._exit(0)
     while os.getppid() == middle:
         time.sleep(0.001)
-    if os.getppid() != agent:
+    if os.getppid() != agent:  # it has died meanwhile: nobody waits for this process
         os._exit(1)
     os.setsid()
     os.write(writes, b"%d" % os.getpid())

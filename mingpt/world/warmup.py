@@ -10,15 +10,16 @@ from mingpt.world.world import World, all_gather, all_reduce, all_to_all
 
 
 def warm_up(world: World, elements: int, owners: bool) -> None:
-    """The collectives of a step once, with as many elements as the largest has, in each group. Collective.
+    """Call the collectives of a step once, with as many elements as the largest has, in each group. Collective.
 
-    owners: whether whole tensors are sent to their owners. Without, and with two hops, the group of all processes
-    sends nothing from each to each: with 512 that would be 511 connections of each, with their buffers.
+    owners: whether whole tensors are sent to their owners.
     """
     for part in filter(None, (world, world.inside, world.across)):
-        each = -(-elements // part.size)
+        each = -(-elements // part.size)  # rounded up, as a bucket is cut
         sent = torch.zeros(part.size * each, device=world.comm_device)
         received = torch.empty_like(sent)
+        # With two hops and without owners, the group of all processes sends nothing from each to each in a step. Tried
+        # here, it would make its connections: with 512 processes 511 of each, with their buffers.
         if part is not world or owners or not world.inside:
             all_to_all(received, sent, group=part.group)
         all_gather(received, sent[:each], group=part.group)

@@ -16,16 +16,20 @@ from mingpt.errors import UserError
 
 
 class Progress:
-    """What this process has done, for the watchdog (liveness.py). microbatches: read or evaluated."""
+    """What this process has done, for the watchdog (liveness.py), whose thread reads it without a lock."""
 
-    microbatches = collectives = 0
+    # Of the process and not of a World: groups of a world share them, and the watchdog asks for what all have done.
+    microbatches = 0  # read or evaluated
+    collectives = 0  # entered
     groups: ClassVar = WeakSet[dist.ProcessGroup]()  # training's besides the default one
     recent: ClassVar = deque[str](maxlen=32)  # names of the last collectives: the same in all processes
 
 
 def _counted(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
     def enter(*arguments: Any, group: dist.ProcessGroup | None = None, **options: Any) -> Any:
-        if group is None or group in Progress.groups:  # the snapshot writers' threads have groups of their own
+        # Not those of the snapshot writers' threads, which have groups of their own: they come in another order in each
+        # process, and a writer that goes on is no sign that training does.
+        if group is None or group in Progress.groups:
             Progress.collectives += 1
             Progress.recent.append(name)
         return collective(*arguments, group=group, **options)
@@ -48,21 +52,17 @@ def share(rank: int, size: int, count: int) -> range:
 
 @dataclass(frozen=True)
 class World:
-    """One process's view of the attempt. Weights and optimizer state never depend on it.
+    """One process's view of the attempt. Weights and optimizer state never depend on it."""
 
-    rank, size: of the processes that `group` has. group: for messages; None: all processes of the attempt.
-    store: of the rendezvous, with a connection of its own, for the watchdog; None: a world of one.
-    inside, across: the processes of this node, and those with this one's place on every node; None unless there are
-    several nodes with several processes, as many on each.
-    """
-
-    rank: int
+    rank: int  # among the processes of `group`, as is the size
     size: int
-    local_rank: int
+    local_rank: int  # among those of this node, as the launcher has numbered them
     device: torch.device
-    backend: str
-    group: dist.ProcessGroup | None = None
-    store: dist.Store | None = None
+    backend: str  # nccl or gloo: what sends gradients
+    group: dist.ProcessGroup | None = None  # for messages; None: all processes of the attempt
+    store: dist.Store | None = None  # of the rendezvous, by a connection of the watchdog's own; None: a world of one
+    # The processes of this node, and those with this one's place on every node. A sum is added up inside a node first,
+    # so a network card carries each once. None unless there are several nodes with several processes, as many on each.
     inside: "World | None" = None
     across: "World | None" = None
 
@@ -102,10 +102,12 @@ class World:
         return mine
 
     def gather(self, value: Any) -> list[Any]:
-        """All-gather: every process's JSON value, by rank. JSON, not pickle: received data can't run code."""
+        """All-gather: every process's JSON value, by rank."""
         if self.size == 1:
             return [value]
+        # Not torch's own all_gather_object, which pickles: whoever reaches a port of a group could run code here.
         raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        # all_gather takes equal sizes, so all learn the longest first.
         sizes = torch.empty(self.size, dtype=torch.int64)
         all_gather(sizes, torch.tensor([raw.numel()]), group=self.group)
         longest = int(sizes.max())
@@ -120,16 +122,20 @@ class World:
         """Rank 0's JSON value, in every process."""
         if self.size == 1:
             return value
-        raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if self.is_main else None
-        length = torch.tensor([0 if raw is None else raw.numel()])
+        content = torch.empty(0, dtype=torch.uint8)
+        if self.is_main:
+            content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        length = torch.tensor([content.numel()])
         _broadcast(length, group=self.group, group_src=0)
-        content = torch.empty(int(length), dtype=torch.uint8) if raw is None else raw
+        if not self.is_main:
+            content = torch.empty(int(length), dtype=torch.uint8)
         _broadcast(content, group=self.group, group_src=0)
         return json.loads(content.numpy().tobytes())
 
     def run_on_main(self, function: Callable[[], Any]) -> Any:
         """Call `function` in rank 0 only. Every process returns its JSON value, or raises its UserError."""
         result: dict[str, Any] = {}
+        # An error of any other class ends rank 0, and so all. A user's must end all with 64, and with the same text.
         if self.is_main:
             try:
                 result = {"value": function()}

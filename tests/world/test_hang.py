@@ -12,12 +12,18 @@ import torch
 import torch.distributed as dist
 
 from config_kit import configured
-from mingpt.errors import CRASHED
+from mingpt.compute.optimizer import Update
+from mingpt.errors import CRASHED, FINISHED
+from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.train.attempt import attempt
+from mingpt.train.context import StepContext
 from mingpt.world import hangreport, liveness
+from mingpt.world.clock import Clock, compiler_named
 from mingpt.world.hangreport import Report, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase
 from mingpt.world.liveness import Watchdog
 from mingpt.world.world import Progress, World
+from run_kit import NewRun
 from told import Told
 
 NAMES = ["all_gather", "all_to_all", "all_gather"] * 20
@@ -46,37 +52,25 @@ def test_the_summary_names_who_holds_the_others_up(name: str, told: Told) -> Non
     told(summary(*HANGS[name]))
 
 
-def inside(*files: Path) -> tuple[str, set[str]]:
+def inside(*files: Path) -> str:
     """Where a process seems to be whose innermost functions are in these files, each at its line 2."""
     call: Any = lambda: locate(sys._getframe(1))  # noqa: E731
     for file in reversed(files):
         space = {"call": call}
         exec(compile("def outer():\n    return call()\n", str(file), "exec"), space)
         call = space["outer"]
-    found: tuple[str, set[str]] = call()
-    return found
+    return str(call())
 
 
 PACKAGE = Path(hangreport.PACKAGE)
-THREADING, DYNAMO = Path(threading.__file__), Path(torch.__file__).parent / "_dynamo/convert_frame.py"
+THREADING, TORCH = Path(threading.__file__), Path(torch.__file__)
 
 
-@pytest.mark.parametrize("library", [THREADING, DYNAMO, Path("<frozen runpy>")])
+@pytest.mark.parametrize("library", [THREADING, TORCH, Path("<frozen runpy>")])
 def test_a_place_is_the_innermost_line_that_is_ours_or_the_users(library: Path) -> None:
     mine, ours = Path("/home/me/words/rows.py"), PACKAGE / "data/shards.py"
-    assert inside(ours, mine, library)[0] == "words/rows.py:2"
-    assert inside(mine, ours, library)[0] == "data/shards.py:2"
-
-
-def test_what_takes_long_is_known_by_who_waits_for_it() -> None:
-    assert DYNAMO.exists(), "torch has moved it: the watchdog would take a compiler for a hang"
-    snapshot, loop, run, storage = (
-        PACKAGE / file for file in ("snapshot/writer.py", "train/loop.py", "train/step.py", "storage.py")
-    )
-    assert inside(loop, snapshot, storage) == ("storage.py:2", {"snapshot"})
-    # But not what a snapshot asks the loop for.
-    assert inside(loop, snapshot, run) == ("train/step.py:2", set())
-    assert inside(run, DYNAMO) == ("train/step.py:2", {"compile"})
+    assert inside(ours, mine, library) == "words/rows.py:2"
+    assert inside(mine, ours, library) == "data/shards.py:2"
 
 
 # --- two watchdogs of one process, with a real store between them, and a clock of their own ---
@@ -162,6 +156,65 @@ def test_the_first_step_has_more_time(beats: Beats) -> None:
     beats.dog.lifetime.phase = Phase.JOINED
     assert not beats(690, STUCK)  # health.hang_seconds and world.timeout_seconds (600)
     assert beats(20, STUCK)
+
+
+@pytest.mark.parametrize(("phase", "seconds"), [("snapshot", 3700), ("compile", 700), ("evaluation", 100)])
+def test_what_may_take_long_has_more_time(phase: str, seconds: int, beats: Beats) -> None:
+    """Six times world.timeout_seconds (600) more, and once, whatever file the process is in."""
+    with beats.dog.lifetime.clock.within(phase):
+        assert not beats(seconds - 10, STUCK)
+        assert beats(20, STUCK)
+    beats.dog._done = (-1, -1)  # progress
+    assert not beats(90, STUCK)
+    assert beats(20, STUCK)
+
+
+def test_the_clock_knows_when_torch_compiles() -> None:
+    """In a step whose microbatch has another shape, and in the first evaluation, long after the first step."""
+    clock, phases = Clock("step"), list[str]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        phases.append(clock.phase)
+        return graph.forward
+
+    double = torch.compile(lambda x: 2 * x, backend=backend, dynamic=False)
+    with compiler_named(clock):
+        double(torch.ones(2))
+        with clock.within("evaluation"):
+            double(torch.ones(3))
+            phases.append(clock.phase)
+        phases.append(clock.phase)
+    double(torch.ones(4))
+    assert phases == ["compile", "compile", "evaluation", "step", "step"]
+
+
+def test_a_wait_for_a_snapshot_is_told_from_a_wait_for_the_device(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot asks for the state and the loss, and so waits for the step on the device: that has no more time."""
+    lifetime, phases = Lifetime(), dict[str, set[str]]()
+
+    def noted(owner: type, name: str) -> None:
+        plain = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if threading.current_thread() is threading.main_thread() and lifetime.phase is Phase.TRAINING:
+                phases.setdefault(name, set()).add(lifetime.clock.phase)
+            return plain(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    noted(SnapshotWriter, "start")
+    noted(SnapshotWriter, "wait_until_idle")
+    noted(StepContext, "state")
+    noted(Update, "skipped_in_a_row")
+    assert attempt(new_run("snapshot.asynchronous=false").arguments(), lifetime) == FINISHED
+    assert phases == {
+        "start": {"snapshot"},
+        "wait_until_idle": {"snapshot"},
+        "state": {"step"},
+        "skipped_in_a_row": {"step"},
+    }
 
 
 def test_a_gpu_that_waits_too_long_for_a_slow_process_ends_before_nccl_does(

@@ -20,8 +20,8 @@ def test_a_process_that_fails_does_not_wait_for_the_others_and_keeps_its_code(mo
     for name in ("TORCH_NCCL_RETHROW_CUDA_ERRORS", "NCCL_LAUNCH_ORDER_IMPLICIT"):
         monkeypatch.setenv(name, "")  # so that what `join` sets does not stay
         monkeypatch.delenv(name)
-    there, device = {"_connect_store": store, "_own_namespace": store, "_each": 1}, torch.device("cuda")
-    for name, found in {**there, "_choose_interface": None}.items():
+    device = torch.device("cuda")
+    for name, found in {"open_attempt_store": (store, None), "_each": 1}.items():
         monkeypatch.setattr(joining, name, Mock(return_value=found))
     monkeypatch.setattr(joining, "LEAVE_SECONDS", 0.1)
     monkeypatch.setattr(joining, "exit_now", calls.exits)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.world.liveness import GRACE_SECONDS
+from mingpt.world.peers import GRACE_SECONDS
 from node_kit import Node, free_port, wait_until
 from own_kit import OwnRun, own_run
 
