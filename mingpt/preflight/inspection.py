@@ -236,7 +236,7 @@ class Inspection:
             try:
                 asked = self.store.ask(meeting.find_home, self.config, keepers, SHORT_SECONDS)
                 keepers, notes = answer(asked, PLACE_SECONDS)
-            except UserError as error:
+            except (UserError, TransientError) as error:
                 keepers = []
                 self.mine += findings_of(error, self.name, "run.dir")
         found = self._gather(FINDINGS, [vars(f) for f in self.mine], PLACE_SECONDS)
