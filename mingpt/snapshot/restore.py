@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mingpt.errors import Damaged, TransientError, Unreadable, UserError
 from mingpt.snapshot.format import Kind, Manifest, decode_part
-from mingpt.snapshot.lineage import Newest, stale_steps
+from mingpt.snapshot.lineage import NewestDurable, stale_steps
 from mingpt.snapshot.manifest import decode_manifest, encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, Part, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
@@ -37,7 +37,7 @@ def restore(
     hot: Store | None,
     world: World,
     log: Callable[[str], None],
-    newest: Newest,
+    newest: NewestDurable,
     take: Take,
     readers: Sequence[int] = (),
 ) -> Restored | None:
