@@ -12,7 +12,7 @@ import torch
 
 from mingpt.compute.buckets import make_buckets
 from mingpt.compute.exchange import narrow_names, pack, subtrees_by_rank
-from mingpt.compute.optimizer import trainable
+from mingpt.compute.rules import trainable
 from mingpt.config.compose import configure
 from mingpt.train.factory import build
 from mingpt.train.footprint import without_memory

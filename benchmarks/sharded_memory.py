@@ -16,7 +16,7 @@ import torch
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
 from mingpt.compute.exchange import narrow_names, pack, subtrees_by_rank
 from mingpt.compute.numerics import autocast_for
-from mingpt.compute.optimizer import trainable
+from mingpt.compute.rules import trainable
 from mingpt.compute.tree import whole_subtrees
 from mingpt.config.compose import configure
 from mingpt.model.language import LanguageModel

@@ -13,7 +13,7 @@ from torch import Tensor
 from mingpt.compute.buckets import CHUNK, Bucket, Sliced
 from mingpt.compute.layout import MARK
 from mingpt.compute.muon import Owners
-from mingpt.compute.optimizer import Rule
+from mingpt.compute.rules import Rule
 from mingpt.config import plugin
 from mingpt.config.section import Own
 from mingpt.errors import UserError
@@ -96,9 +96,11 @@ class OwnUpdate:
                 for slot, part in bucket.pieces(bucket.owned):
                     local[part] = updated(slot.name, local[part], flat[part])
             return
-        gradients, names = self.owners.whole(sums), [slot.name for _, slot in self.owners.slots]
-        whole = self.owners.whole(weights).items()
-        self.owners.give_back(((k, updated(names[k], p, gradients[k])) for k, p in whole), weights)
+        gradients = self.owners.gather_owned(sums)
+        whole = self.owners.gather_owned(weights).items()
+        # One after the other: the memory of one tensor's copies, not of all.
+        new = ((k, updated(self.owners.slots[k][1].name, p, gradients[k])) for k, p in whole)
+        self.owners.scatter_owned(new, weights)
 
     def _update(
         self, p: Tensor, gradient: Tensor, state: dict[str, Tensor], skip: Tensor, step: int, lr: float, decay: float

@@ -12,8 +12,9 @@ from mingpt.compute.batches import BatchPlan
 from mingpt.compute.buckets import Bucket, Sliced, make_buckets
 from mingpt.compute.exchange import narrow_names, pack
 from mingpt.compute.guard import Range, merged
-from mingpt.compute.optimizer import Method, Rule, Update, muon_names, roles, rules, trainable
+from mingpt.compute.optimizer import Method, Update
 from mingpt.compute.reduction import ExactReduction, FastReduction
+from mingpt.compute.rules import Rule, muon_names, roles, rules, trainable
 from mingpt.compute.stats import Flags, StatsExchange
 from mingpt.compute.tree import shares
 from mingpt.config.schema import Config

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from mingpt.compute.buckets import BUCKET_BYTES, flight_count
 from mingpt.compute.exchange import subtrees_by_rank
 from mingpt.compute.numerics import autocast_for
-from mingpt.compute.optimizer import muon_names, roles, trainable
 from mingpt.compute.reduction import UNDER_WAY
+from mingpt.compute.rules import muon_names, roles, trainable
 from mingpt.compute.tree import shares, whole_subtrees
 from mingpt.config.schema import Config
 from mingpt.model.language import LanguageModel

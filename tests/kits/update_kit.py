@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from mingpt.compute.buckets import Bucket, make_buckets
 from mingpt.compute.exchange import narrow_names, pack
-from mingpt.compute.optimizer import Update, muon_names, roles, rules, trainable
+from mingpt.compute.optimizer import Update
 from mingpt.compute.own import OwnUpdate
+from mingpt.compute.rules import muon_names, roles, rules, trainable
 from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.config.section import Own
 from mingpt.world.world import World
