@@ -105,7 +105,9 @@ class LanguageModel(nn.Module):
     """Predicts the next token. A subclass says what the activations are, and which weight the output layer has."""
 
     config: Shape
-    LAYER: str  # the prefix of layer 0's parameter names, such as `transformer.h.0.`
+    # The prefix of layer 0's parameter names, such as `transformer.h.0.`. Below it, matrices are for linear layers
+    # only, unless `linear_matrices` says otherwise.
+    LAYER: str
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,6 +136,17 @@ class LanguageModel(nn.Module):
         found = self.get_submodule(self.LAYER.removesuffix(".0."))
         assert isinstance(found, nn.ModuleList)
         return found
+
+    def linear_matrices(self) -> set[str]:
+        """The parameters that nothing reads but linear layers: the layers' matrices. Not the embedding.
+
+        It is a contract: under precision=bf16 or fp16, a process has of other processes' slices of these only what
+        autocast rounds them to (compute/exchange.py). A model that reads such a matrix in float32 (a lookup, a router's
+        scores) must leave it out here: otherwise bits depend on the world, and nothing reports that.
+        tests/compute/test_in_16_bits.py holds it for the models of this package.
+        """
+        layers = self.LAYER.removesuffix("0.")
+        return {name for name, p in self.named_parameters() if name.startswith(layers) and p.dim() == 2}
 
     def output_weight(self) -> Tensor:
         """Shape (padded_vocab_size, n_embd)."""
