@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from mingpt.compute.buckets import Bucket, in_memory_order
+from mingpt.compute.buckets import Bucket, Slot, in_memory_order
 from mingpt.compute.rules import Rule
 from mingpt.world.world import World, all_to_all
 
@@ -82,19 +82,25 @@ class Owners:
     """Brings each tensor of the buckets whole to one process, its owner, and back in slices.
 
     Where no slices are, each process has all tensors, and owns them. What is computed of a whole tensor has the same
-    bits whoever owns it. slots: the tensors; k is a place in this list.
+    bits whoever owns it.
     """
 
     def __init__(self, buckets: Sequence[Bucket], cost: Callable[[torch.Size], int], world: World) -> None:
         """cost: of what is computed of a tensor, by its shape."""
         self.buckets, self.world = buckets, world
         self.shared = any(bucket.shard for bucket in buckets)
-        self.slots = [(i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots]
-        # Known to all without a message, since it follows from the shapes: no process asks who owns what.
-        costs = [cost(slot.parameter.shape) for _, slot in self.slots]
-        self.owners = owners(costs, world.size if self.shared else 1)
+        # The tensors, each with its bucket's index. In the methods below, k is a place in this list.
+        self.slots = list[tuple[int, Slot]]()
         # By tensor and rank: which of its elements that process has in its slice.
-        self.ranges = [buckets[i].ranges(slot) for i, slot in self.slots]
+        self.ranges = list[tuple[range, ...]]()
+        costs = list[int]()
+        for i, bucket in enumerate(buckets):
+            for slot in bucket.slots:
+                self.slots.append((i, slot))
+                self.ranges.append(bucket.ranges(slot))
+                costs.append(cost(slot.parameter.shape))
+        # Known to all without a message, since it follows from the shapes: no process asks who owns what.
+        self.owners = owners(costs, world.size if self.shared else 1)
 
     @property
     def owned(self) -> list[int]:
@@ -145,10 +151,9 @@ class Owners:
         # A process may own no tensor, and no piece of one: torch.cat refuses an empty list (seen with 5 processes).
         nothing = self.buckets[0].weights[:0]
         flat = torch.cat([nothing, *chain.from_iterable(sends)])
-        counts = [sum(of_rank) for of_rank in sizes]
+        counts = [*map(sum, sizes)]
         received = torch.empty(sum(counts), dtype=flat.dtype, device=self.world.comm_device)
-        sent_counts = [sum(map(len, tensors)) for tensors in sends]
-        all_to_all(received, flat.to(received.device), counts, sent_counts)
+        all_to_all(received, flat.to(received.device), counts, [sum(map(len, tensors)) for tensors in sends])
         parts = received.to(flat.device).split(counts)
         return [list(part.split(of_rank)) for part, of_rank in zip(parts, sizes, strict=True)]
 
