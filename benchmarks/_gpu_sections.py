@@ -229,15 +229,17 @@ def kill(check: "Check") -> None:
             continue
         began, last = time.monotonic(), newest_step(check.log(first))
         process = check.start(second, *launch)
-        until(check, process, newest_step, second)
-        to_a_step = time.monotonic() - began
-        until(check, process, partial(is_beyond, last), second)
-        to_a_new_one = time.monotonic() - began
+        a_step = until(check, process, newest_step, second)
+        to_a_step = (
+            round(time.monotonic() - began, 2) if a_step else None
+        )  # None: its time was over, which is no time to a step
+        a_new_one = until(check, process, partial(is_beyond, last), second)
+        to_a_new_one = round(time.monotonic() - began, 2) if a_new_one else None
         code = check.wait(process)
         ours, theirs = digest(check, second), digest(check, run_name(f"undisturbed, {kind}"))
         equal = ours == theirs if ours and theirs else None
         figures: dict[str, Any] = {"equal": equal, "digest": ours, "undisturbed": theirs}
-        figures |= {"seconds to a step": round(to_a_step, 2), "to a new one": round(to_a_new_one, 2)}
+        figures |= {"seconds to a step": to_a_step, "to a new one": to_a_new_one}
         check.found("kill", kind, code=code, **figures, start=start_line(check, second), **failed(code))
         check.forget(second)
         check.forget(run_name(f"undisturbed, {kind}"))
@@ -339,5 +341,5 @@ def start(check: "Check") -> None:
 
 # In order of worth, and the most seconds that each may take.
 SECTIONS: tuple[tuple[Callable[["Check"], None], float], ...] = (
-    (machine, 30), (speed, 150), (bits, 130), (models, 70), (speed_large, 130), (kill, 110), (profile, 80), (stall, 70),
+    (machine, 30), (speed, 180), (bits, 130), (models, 70), (speed_large, 130), (kill, 110), (profile, 80), (stall, 70),
 )  # fmt: skip

@@ -30,6 +30,10 @@ from mingpt.world.lifetime import STOP_SIGNALS, end_with_parent, prctl
 COMMAND = (sys.executable, "-u", START, "mingpt.train")  # as torchrun starts a worker
 PIPE = "MINGPT_STANDBY_PIPE"  # set for the standby alone
 COMPILES = "MINGPT_STANDBY_COMPILES"  # the same, if the config compiles
+# Set for the standby alone, too: a fork has its worker's variables. As torch's compiler is imported, it asks whether
+# there is a GPU. By default torch asks CUDA, which then has a thread, and is of no use after a fork (torch 2.11 on an
+# H200: each compiled run started cold, after the standby's imports had been waited for). With this it asks NVML.
+ASK_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 READY = b"ready"
 PR_SET_NAME = 15  # what `top` shows, since the command line is the same in all of them
 PR_SET_CHILD_SUBREAPER = 36  # whether a descendant whose parent has ended becomes a child of this process
@@ -68,7 +72,7 @@ class Standby:
         # The standby never unblocks them: a platform that signals every process of a job does not end it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
-            environment = {**os.environ, PIPE: str(other.fileno())} | ({COMPILES: "1"} if compiles else {})
+            environment = os.environ | ASK_NO_CUDA | {PIPE: str(other.fileno())} | ({COMPILES: "1"} if compiles else {})
             self.process = subprocess.Popen(COMMAND, env=environment, pass_fds=[other.fileno()])
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

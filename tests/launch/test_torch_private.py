@@ -12,6 +12,7 @@ from pkgutil import resolve_name
 import pytest
 
 from mingpt import TORCH
+from mingpt.world.standby import ASK_NO_CUDA
 from paths_kit import ROOT
 
 ELASTIC = "torch.distributed.elastic"
@@ -36,6 +37,9 @@ LINES = {
     f"{ELASTIC}.agent.server.local_elastic_agent": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
     f"{ELASTIC}.rendezvous.dynamic_rendezvous": ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE",),
     "torch.distributed.argparse_util": ("PET_",),
+    # The standby imports torch's compiler, which may not begin to use CUDA: see ASK_NO_CUDA.
+    "torch.cuda._nvml_based_avail": ASK_NO_CUDA,
+    "torch.cuda.is_available": (r"if _nvml_based_avail\(\):\n(?: *#.*\n)* *return device_count\(\) > 0",),
     # Our agent decides who is started again, learns how its workers ended, and has its own limit.
     f"{AGENT}._invoke_run": ("self._remaining_restarts > 0", r"self._monitor_workers\("),
     f"{AGENT}.run": (r"self._shutdown\(e.sigval",),
