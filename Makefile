@@ -94,7 +94,7 @@ lab-down: ## stop it
 
 # Beside the lab, whose tests wait for Slurm most of the time: bare machines and the container's image.
 test-lab: $(INSTALLED) ## all tests of recipes in the lab (make lab-up first)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m lab tests/lab
+	$(BIN)/python -m pytest -n 2 -m lab tests/lab
 
 fast: $(INSTALLED) ## the fast tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m "not lab and not slow"

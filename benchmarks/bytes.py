@@ -11,9 +11,10 @@ import statistics
 import torch
 
 from mingpt.compute.buckets import make_buckets
-from mingpt.compute.exchange import narrow_names, pack, subtrees_by_rank
-from mingpt.compute.optimizer import trainable
+from mingpt.compute.exchange import pack, subtrees_by_rank
+from mingpt.compute.rules import trainable
 from mingpt.config.compose import configure
+from mingpt.model.language import LanguageModel
 from mingpt.train.factory import build
 from mingpt.train.footprint import without_memory
 from mingpt.world.world import World
@@ -39,7 +40,8 @@ def of_weights(model: str) -> float:
     with without_memory():
         built = build(config, 50257)
         buckets = make_buckets(trainable(built), set(), World(0, 8, 0, torch.device("cpu"), ""), True)
-        packings = pack(buckets, narrow_names(built, autocast), autocast)
+        assert isinstance(built, LanguageModel)
+        packings = pack(buckets, built.linear_matrices(), autocast)
     sent = [packings[b].length if b in packings else b.local.nbytes for b in buckets]
     return sum(sent) / sum(bucket.local.nbytes for bucket in buckets)
 

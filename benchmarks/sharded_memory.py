@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
-from mingpt.compute.exchange import narrow_names, pack, subtrees_by_rank
+from mingpt.compute.exchange import pack, subtrees_by_rank
 from mingpt.compute.numerics import autocast_for
-from mingpt.compute.optimizer import trainable
+from mingpt.compute.rules import trainable
 from mingpt.compute.tree import whole_subtrees
 from mingpt.config.compose import configure
 from mingpt.model.language import LanguageModel
@@ -44,7 +44,7 @@ def row(settings: Sequence[str], processes: int, unit: float, most: int = BUCKET
         assert isinstance(built, LanguageModel)
         world = World(0, processes, 0, torch.device("cpu"), "")
         buckets = make_buckets(trainable(built), set(), world, True, most)
-        packings, blocks = pack(buckets, narrow_names(built, autocast), autocast), built.blocks()
+        packings, blocks = pack(buckets, built.linear_matrices(), autocast), built.blocks()
         inside = {p for block in blocks for p in block.parameters()}
     outside = [bucket for bucket in buckets if any(slot.parameter not in inside for slot in bucket.slots)]
     lasting = sum(bucket.weights.nbytes for bucket in outside)

@@ -6,10 +6,10 @@ from mingpt.command import Unfit
 from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
-from mingpt.redact import without_secrets
+from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.attempts import NO_END
-from mingpt.snapshot.format import Metrics
-from mingpt.snapshot.reader import check_same_run, run_dir_of
+from mingpt.snapshot.format import Manifest, Metrics
+from mingpt.snapshot.reader import manifest_or_none, run_dir_of
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import SNAPSHOTS, Store
 from mingpt.snapshot.writer import SnapshotWriter
@@ -28,7 +28,7 @@ def store(options: Namespace) -> int:
     target = Store(f"{run_dir_of(options.out)}/{SNAPSHOTS}", "--out")
     if target.root in (past.store.root, Store(f"{past.folder}/{SNAPSHOTS}").root):
         raise UserError(f"--out={target.url}: the run itself stays as it is: give another place")
-    check_same_run(past.store, target)
+    _refuse_another_run(past.store, target)
     if step in target.steps():
         raise UserError(f"--out={target.url}: step {step} is there already: give another place, or delete it first")
     with replay(past, step, options.overrides) as run:
@@ -44,6 +44,25 @@ def store(options: Namespace) -> int:
             say("the run recorded no bits of this step: whether they are the same is not known")
         say(f"step {step}: {target.folder_url(step)}, digest {_write(run, again, target)}")
     return FINISHED
+
+
+def _refuse_another_run(source: Store, target: Store) -> None:
+    """Raise UserError if the target has a step of another run: a run there would be made of both."""
+    ours = [manifest for step in source.steps() if (manifest := manifest_or_none(source, step))]
+    for step in target.steps() if ours else []:
+        theirs = manifest_or_none(target, step)
+        if theirs and not any(_on_one_line(newer, theirs) for newer in ours):
+            runs = printable(f"{theirs.run}, not {ours[0].run}")
+            raise UserError(
+                f"{target.url}: step {step} is there, of another run ({runs}): nothing was copied; give another place"
+            )
+
+
+def _on_one_line(newer: Manifest, older: Manifest) -> bool:
+    """Whether the attempts that led to the older snapshot are the first of those that led to the newer one."""
+    attempts = len(older.history)
+    # If the same attempt has written both, histories are equal, and one attempt has one config.
+    return older.history == newer.history[:attempts] and (attempts < len(newer.history) or older.config == newer.config)
 
 
 def _write(run: Replay, again: Again, target: Store) -> str:

@@ -49,6 +49,7 @@ def permute(index: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
             left, right = right, left ^ (mix(right, key) & mask)
         return (left << shift) | right
 
+    # Evaluated, not shuffled: with 10 billion samples a shuffled list would be 80 GB, and made anew in each attempt.
     out = network(index.astype(np.uint64))
     while (outside := out >= n).any():
         out[outside] = network(out[outside])
@@ -56,29 +57,33 @@ def permute(index: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
 
 
 def position(batch: int, global_size: int, double_at: Sequence[int]) -> int:
-    """How many positions of the sequence come before this batch. See BatchPlan."""
+    """Count the positions of the sequence before this batch. See BatchPlan."""
     size = global_size >> len(double_at)
-    return batch * size + sum(max(0, batch - first) * (size << i) for i, first in enumerate(double_at))
+    count = batch * size
+    # At each doubling, as many samples a batch are added as there were before it.
+    for doublings, first in enumerate(double_at):
+        count += max(0, batch - first) * (size << doublings)
+    return count
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The samples, microbatches and dropout seeds of each step; never depends on the world.
+    """The samples, microbatches and dropout seeds of each step; never depends on the world."""
 
-    samples: their number in the training set. global_size: samples in a step, a multiple of micro_size.
-    double_at: batches (steps, unless some were dropped) from which on there are twice as many samples.
-    dropped: batches that no step shows any more, as sorted ranges (first, end) that do not touch.
-    """
-
+    # Of the training set.
     samples: int
     seed: int
+    # Samples in a step, a multiple of micro_size.
     global_size: int
     micro_size: int
+    # Batches (steps, unless some were dropped) from which on there are twice as many samples.
     double_at: tuple[int, ...] = ()
+    # Batches that no step shows any more, as sorted ranges (first, end) that do not touch.
     dropped: tuple[tuple[int, int], ...] = ()
 
     @property
     def microbatches(self) -> int:
+        # The same while the batch grows: with more of them, each step would have a tree and shares of its own.
         return self.global_size // self.micro_size
 
     def batch(self, step: int) -> int:
@@ -93,9 +98,13 @@ class BatchPlan:
         return position(batch, self.global_size, self.double_at)
 
     def seen(self, steps: int) -> int:
-        """How many samples these first steps take."""
-        end, at = self.batch(steps), self.position
-        return at(end) - sum(at(stop) - at(first) for first, stop in self.dropped if stop <= end)
+        """Count the samples that these first steps take."""
+        end = self.batch(steps)
+        count = self.position(end)
+        for first, stop in self.dropped:
+            if stop <= end:
+                count -= self.position(stop) - self.position(first)
+        return count
 
     def sample_ids(self, step: int) -> NDArray[np.int64]:
         """The samples of `step` in order, shape (global_size,) or shorter, int64."""
@@ -110,12 +119,15 @@ class BatchPlan:
         """The samples at these positions of the sequence. (A mixture has another one: mixture.py.)"""
         epoch, offset = position // self.samples, position % self.samples
         ids = np.empty_like(offset)
-        for e in np.unique(epoch):  # one epoch; two if a step crosses an epoch's end; more if the data are tiny
+        # One epoch; two if a step crosses an epoch's end; more if the data are tiny. No sample is left out at an end:
+        # so the sequence knows nothing of the batch's size.
+        for e in np.unique(epoch):
             chosen = epoch == e
             ids[chosen] = permute(offset[chosen], self.samples, derive("epoch", self.seed, int(e)))
         return ids
 
     def dropout_seed(self, step: int, microbatch: int) -> int:
+        # Of the microbatch, never of a rank: in another world another process computes it.
         return derive("dropout", self.seed, step, microbatch)
 
 
@@ -134,7 +146,8 @@ class RankSampler:
     def __iter__(self) -> Iterator[Sequence[int]]:
         for step in range(self.start, self.stop):
             samples = self.plan.by_microbatch(step)
-            yield from (samples[m] for m in self.microbatches)
+            for m in self.microbatches:
+                yield samples[m]
 
     def __len__(self) -> int:
         return (self.stop - self.start) * len(self.microbatches)

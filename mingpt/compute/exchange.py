@@ -11,14 +11,14 @@ rounded, but for the slice that it owns. That is why snapshots take them by slic
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mingpt.compute.buckets import Bucket, Sliced
 from mingpt.compute.tree import Subtree, add_siblings, shares, whole_subtrees
-from mingpt.model.language import LanguageModel
 from mingpt.world.world import World, all_gather, all_to_all
 
 GATHERS = 2  # buckets whose weights are on their way at a time: more would hide no more time, and each needs memory
@@ -26,24 +26,26 @@ GATHERS = 2  # buckets whose weights are on their way at a time: more would hide
 
 @dataclass(frozen=True)
 class Hop:
-    """An exchange among the processes of `world`.
+    """An exchange among some processes.
 
-    sent: by rank in `world`, the subtrees whose sums that process sends. Afterwards each process holds, for
-    its slices, the sums that it sends in the next hop; after the last one the whole sum.
+    Afterwards each process holds, for its slices, the sums that it sends in the next hop; after the last one the whole
+    sum.
     """
 
     world: World
+    # By rank in `world`: the subtrees whose sums that process sends.
     sent: list[list[Subtree]]
 
 
 def subtrees_by_rank(nodes: int, each: int, microbatches: int) -> tuple[list[list[Subtree]], list[list[Subtree]]]:
     """The subtrees whose sums each process has after its own additions, and each node after its processes' exchange."""
     ranges = shares(nodes, each, microbatches)
-    of_nodes = zip(ranges[::each], ranges[each - 1 :: each], strict=True)
-    return (
-        [whole_subtrees(mine.start, mine.stop, 0, microbatches) for mine in ranges],
-        [whole_subtrees(first.start, last.stop, 0, microbatches) for first, last in of_nodes],
-    )
+    by_rank = [whole_subtrees(share.start, share.stop, 0, microbatches) for share in ranges]
+    by_node = list[list[Subtree]]()
+    # A node's processes have contiguous shares, so together they cover what lies between the first and the last one's.
+    for first, last in zip(ranges[::each], ranges[each - 1 :: each], strict=True):
+        by_node.append(whole_subtrees(first.start, last.stop, 0, microbatches))
+    return by_rank, by_node
 
 
 def hops(world: World, microbatches: int) -> list[Hop]:
@@ -52,7 +54,8 @@ def hops(world: World, microbatches: int) -> list[Hop]:
     if not (world.inside and world.across):
         return [Hop(world, by_rank)]
     each = world.inside.size
-    return [Hop(world.inside, by_rank[world.across.rank * each :][:each]), Hop(world.across, by_node)]
+    first = world.across.rank * each  # of this node's ranks
+    return [Hop(world.inside, by_rank[first : first + each]), Hop(world.across, by_node)]
 
 
 class Exchange:
@@ -66,21 +69,23 @@ class Exchange:
 
     def _send(self, parts: Tensor) -> None:
         hop, (peers, rows, slices, length) = self.hop, parts.shape
-        self.parts = parts  # must live until they have arrived
+        # Must live until they have arrived.
+        self.parts = parts
         counts = [len(subtrees) for subtrees in hop.sent]
         self.received = parts.new_empty(sum(counts), slices, length)
-        sizes = [count * slices * length for count in counts], [rows * slices * length] * peers
+        receive_sizes = [count * slices * length for count in counts]
+        send_sizes = [rows * slices * length] * peers
         self.work = all_to_all(
-            self.received.view(-1), parts.view(-1), *sizes, group=hop.world.group, async_op=True
-        )  # fmt: skip
+            self.received.view(-1), parts.view(-1), receive_sizes, send_sizes, group=hop.world.group, async_op=True
+        )
 
     def _sums(self) -> list[Tensor]:
         """Wait for this hop; returns (slices, length) for each subtree that it is for."""
         self.work.wait()
-        subtrees = (subtree for of_rank in self.hop.sent for subtree in of_rank)
         received = self.received.unbind()
+        # Nothing may keep what has arrived longer than its addition: a view of it once did, until the next step.
         del self.parts, self.received
-        return add_siblings(dict(zip(subtrees, received, strict=True)), self.parents)
+        return add_siblings(dict(zip(chain.from_iterable(self.hop.sent), received, strict=True)), self.parents)
 
     def next_hop(self) -> None:
         """If there is another hop: wait for the current one, and begin the next."""
@@ -95,21 +100,18 @@ class Exchange:
         return total[0]
 
 
-def narrow_names(model: nn.Module, autocast: Any) -> set[str]:
-    """The parameters that nothing reads but linear layers under `autocast`: the matrices of a language model's layers.
-
-    Not the embedding, which is looked up in float32.
-    """
-    if not isinstance(autocast, torch.autocast) or not isinstance(model, LanguageModel):
-        return set()
-    layers = model.LAYER.removesuffix("0.")
-    return {name for name, p in model.named_parameters() if name.startswith(layers) and p.dim() == 2}
-
-
 def pack(buckets: Sequence[Bucket], names: Collection[str], autocast: Any) -> dict[Bucket, "Packing"]:
-    """How to pack the buckets with weights that travel in 16 bits."""
-    packed = [b for b in buckets if b.shard and any(slot.name in names for slot in b.slots)]
-    return {bucket: Packing(bucket, names, autocast.fast_dtype) for bucket in packed}
+    """How to pack the buckets with weights that travel in 16 bits.
+
+    names: the parameters that the model reads under `autocast` alone (LanguageModel.linear_matrices).
+    """
+    if not isinstance(autocast, torch.autocast):  # fp32, tf32: nothing is rounded
+        return {}
+    packings = dict[Bucket, Packing]()
+    for bucket in buckets:
+        if bucket.shard and any(slot.name in names for slot in bucket.slots):
+            packings[bucket] = Packing(bucket, names, autocast.fast_dtype)
+    return packings
 
 
 class Packing:
@@ -122,13 +124,17 @@ class Packing:
     def __init__(self, bucket: Bucket, names: Collection[str], dtype: torch.dtype) -> None:
         """names: the parameters that travel as `dtype`, of 16 bits. The padding between parameters is zeros."""
         self.bucket, self.names, self.dtype = bucket, names, dtype
-        starts = range(0, len(bucket.weights), bucket.length)
-        slices = [bucket.pieces(range(start, start + bucket.length)) for start in starts]
-        # By rank: the pieces of its slice that are not rounded.
-        self.whole = [[part for slot, part in pieces if slot.name not in names] for pieces in slices]
-        self.sizes = [[(part.stop - part.start) * 4 for part in parts] for parts in self.whole]
-        self.narrow = bucket.length * 2
-        self.length = self.narrow + max(map(sum, self.sizes))
+        # By rank: the pieces of its slice that are not rounded, and their bytes.
+        self.exact = list[list[slice]]()
+        self.exact_bytes = list[list[int]]()
+        for start in range(0, len(bucket.weights), bucket.length):
+            pieces = bucket.pieces(range(start, start + bucket.length))
+            exact = [part for slot, part in pieces if slot.name not in names]
+            self.exact.append(exact)
+            self.exact_bytes.append([(part.stop - part.start) * 4 for part in exact])
+        self.narrow_bytes = bucket.length * 2
+        # An all-gather takes messages of one length: that of the process with most pieces.
+        self.length = self.narrow_bytes + max(map(sum, self.exact_bytes))
 
     def sliced_weights(self) -> dict[str, Tensor | Sliced]:
         """The weights of which this process has no more than its slice."""
@@ -138,27 +144,33 @@ class Packing:
     def pack(self, local: Tensor) -> Tensor:
         """local: this process's slice of the weights. Returns (length,) bytes."""
         message = torch.zeros(self.length, dtype=torch.uint8, device=local.device)
-        message[: self.narrow].view(self.dtype).copy_(local)
+        message[: self.narrow_bytes].view(self.dtype).copy_(local)
         rank = self.bucket.rank
-        if self.whole[rank]:
-            torch._foreach_copy_(self._pieces(message, rank), [local[part] for part in self.whole[rank]])
+        if self.exact[rank]:
+            torch._foreach_copy_(self._exact_pieces(message, rank), [local[part] for part in self.exact[rank]])
         return message
 
-    def _pieces(self, message: Tensor, rank: int) -> list[Tensor]:
+    def _exact_pieces(self, message: Tensor, rank: int) -> list[Tensor]:
         """Where in the message of `rank` the pieces are that are not rounded."""
-        end = self.narrow + sum(self.sizes[rank])
-        return [piece.view(self.bucket.weights.dtype) for piece in message[self.narrow : end].split(self.sizes[rank])]
+        end = self.narrow_bytes + sum(self.exact_bytes[rank])
+        pieces = message[self.narrow_bytes : end].split(self.exact_bytes[rank])
+        return [piece.view(self.bucket.weights.dtype) for piece in pieces]
 
     def unpack(self, messages: Tensor) -> None:
         """Write the other processes' slices into the bucket. messages: (processes, length) bytes."""
         mine = self.bucket.rank
         slices = self.bucket.weights.view(self.bucket.size, self.bucket.length)
+        # Not this process's own slice: it has that in float32, and the next step updates it.
         for others in (slice(0, mine), slice(mine + 1, None)):
-            slices[others].copy_(messages[others, : self.narrow].view(self.dtype))
-        ranks = [rank for rank in range(self.bucket.size) if rank != mine and self.whole[rank]]
-        if ranks:
-            to = [slices[rank][part] for rank in ranks for part in self.whole[rank]]
-            torch._foreach_copy_(to, [piece for rank in ranks for piece in self._pieces(messages[rank], rank)])
+            slices[others].copy_(messages[others, : self.narrow_bytes].view(self.dtype))
+        places, pieces = list[Tensor](), list[Tensor]()
+        for rank in range(self.bucket.size):
+            if rank != mine and self.exact[rank]:
+                places += [slices[rank][part] for part in self.exact[rank]]
+                pieces += self._exact_pieces(messages[rank], rank)
+        # One operation for all: what a GPU's host has to do must not grow with the processes.
+        if places:
+            torch._foreach_copy_(places, pieces)
 
 
 class WeightGather:
@@ -169,7 +181,9 @@ class WeightGather:
 
     def __init__(self, world: World, in_16_bits: Mapping[Bucket, Packing]) -> None:
         """in_16_bits: how buckets with weights that travel in 16 bits are packed."""
-        self.world, self.first, self.in_16_bits = world, world.across or world, in_16_bits
+        self.world, self.in_16_bits = world, in_16_bits
+        # Between nodes first: then a card carries each slice once, and the copies for a node's processes stay inside.
+        self.first = world.across or world
         self.pending = list[tuple[Bucket, Tensor, Any]]()
 
     def start(self, bucket: Bucket) -> None:
@@ -181,7 +195,8 @@ class WeightGather:
         if packing or self.first is not self.world or bucket.weights.device != local.device:
             received = local.new_empty(self.first.size * len(local))
         else:
-            received = bucket.weights  # in place: its own slice gets the bytes that it has
+            # In place: no second copy of the bucket. Its own slice gets the bytes that it has.
+            received = bucket.weights
         self.pending.append((bucket, received, all_gather(received, local, group=self.first.group, async_op=True)))
 
     def finish(self) -> None:
@@ -193,6 +208,7 @@ class WeightGather:
         if inside := self.world.inside:
             by_local_rank = received.new_empty(inside.size, self.first.size, len(received) // self.first.size)
             all_gather(by_local_rank.view(-1), received, group=inside.group)
+            # Local rank, then node: slices lie by rank, which is the other way round.
             received = by_local_rank.transpose(0, 1).flatten()
         if packing := self.in_16_bits.get(bucket):
             packing.unpack(received.to(bucket.weights.device).view(bucket.size, -1))

@@ -1,4 +1,4 @@
-"""Which steps are skipped: those whose numbers are not finite, and those whose loss is a spike.
+"""Decides which steps are skipped: those whose numbers are not finite, and those whose loss is a spike.
 
 All of it is decided on the device, from figures that are equal in every process: no process waits for its device or for
 another one, and every world decides alike. What a spike or a rollback depends on is state (`Guard.state`), so a run
@@ -21,7 +21,7 @@ Range = tuple[int, int]  # of batches: the first, and the one after the last
 
 
 class Guard:
-    """Decides whether a step is skipped. skips: how many steps up to the last one were skipped in a row.
+    """Decides whether a step is skipped.
 
     After `health.max_skips` skipped steps in a row it refuses every step until the host reacts. So the first skipped
     step is `done - skips`, however late the host reads that number.
@@ -29,24 +29,30 @@ class Guard:
 
     def __init__(self, config: Health, device: torch.device) -> None:
         self.config = config
+        # How many steps up to the last one were skipped in a row.
         self.skips = torch.zeros((), dtype=torch.int64, device=device)
-        self.losses = torch.zeros(MOST_LOSSES, dtype=torch.float64, device=device)  # a ring of the last good ones
-        self.seen = torch.zeros((), dtype=torch.int64, device=device)  # how many of them there were in all
-        self.dropped: tuple[Range, ...] = ()  # batches that no step shows any more (BatchPlan)
+        # A ring of the last good losses, and how many there were in all.
+        self.losses = torch.zeros(MOST_LOSSES, dtype=torch.float64, device=device)
+        self.seen = torch.zeros((), dtype=torch.int64, device=device)
+        # Batches that no step shows any more (BatchPlan).
+        self.dropped: tuple[Range, ...] = ()
 
     def refuses(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Whether to skip the step, a bool on the device. loss: float64, nats a target; norm: the gradient's."""
+        """Tell whether to skip the step: a bool on the device. loss: float64, nats a target; norm: the gradient's."""
         refused = ~(loss.isfinite() & norm.isfinite()) | (self.skips >= self.config.max_skips)
         if self.config.spike_sigma:
             refused = refused | self._is_spike(loss)
+            # By a mask: whether the loss is stored only the device knows.
             slot = torch.arange(MOST_LOSSES, device=loss.device) == self.seen % self.config.spike_window
+            # Not the refused ones: after a few spikes in the window, the next would be within its deviations.
             self.losses.copy_(torch.where(slot & ~refused, loss, self.losses))
             self.seen.add_((~refused).long())
         self.skips.add_(1).mul_(refused.long())
         return refused
 
     def _is_spike(self, loss: Tensor) -> Tensor:
-        """Too far above the mean of the window, in its standard deviations; false until the window is full."""
+        """Tell whether it is too far above the window's mean, in standard deviations; not before the window is full."""
+        # Only above: a loss that falls fast is no fault.
         window = self.losses[: self.config.spike_window]
         limit = window.mean() + self.config.spike_sigma * window.std()
         return (self.seen >= self.config.spike_window) & (loss > limit)
@@ -55,6 +61,7 @@ class Guard:
         """Empty for a run that neither looks for spikes nor goes back, nor ever has."""
         if not (self.config.spike_sigma or self.config.max_rollbacks or self.dropped):
             return {}
+        # Of one shape, however many ranges there are: so a snapshot's layout is known beforehand (guard_layout).
         ranges = torch.full((MOST_RANGES, 2), -1, dtype=torch.int64)
         if self.dropped:
             ranges[: len(self.dropped)] = torch.tensor(self.dropped)

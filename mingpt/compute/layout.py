@@ -1,4 +1,4 @@
-"""Which tensors an update has in a snapshot, and how a snapshot's differ from them."""
+"""The tensors that an update has in a snapshot, and how a snapshot's differ from them."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
@@ -27,12 +27,16 @@ def state_layout(
         if ema:
             out[f"{name}.ema"] = p.shape, p.dtype
         if own:
-            out |= {f"{name}{MARK}{key}": (shape, p.dtype) for key, shape in own(p.shape).items()}
-            continue
-        if name in of_muon:
+            for key, shape in own(p.shape).items():
+                out[f"{name}{MARK}{key}"] = shape, p.dtype
+        elif name in of_muon:
             out[f"{name}.momentum_buffer"] = p.shape, p.dtype
-            continue
-        out |= {f"{name}.step": scalar, f"{name}.exp_avg": (p.shape, p.dtype), f"{name}.exp_avg_sq": (p.shape, p.dtype)}
+        else:
+            # A count for each parameter, although most are equal: one that a resume thaws begins at 0, and with it the
+            # correction of its moments.
+            out[f"{name}.step"] = scalar
+            out[f"{name}.exp_avg"] = p.shape, p.dtype
+            out[f"{name}.exp_avg_sq"] = p.shape, p.dtype
     return out
 
 
@@ -42,12 +46,9 @@ def misfits(expected: Mapping[str, Layout], found: Mapping[str, Layout]) -> list
     def text(shape: Sequence[int], dtype: torch.dtype) -> str:
         return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
-    return [
-        *(f"{name} is missing" for name in sorted(expected.keys() - found)),
-        *(f"{name} is unknown" for name in sorted(found.keys() - expected)),
-        *(
-            f"{name} is {text(*found[name])} in place of {text(*layout)}"
-            for name, layout in sorted(expected.items())
-            if name in found and found[name] != layout
-        ),
-    ]
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - found)]
+    problems += [f"{name} is unknown" for name in sorted(found.keys() - expected)]
+    for name in sorted(expected.keys() & found):
+        if found[name] != expected[name]:
+            problems.append(f"{name} is {text(*found[name])} in place of {text(*expected[name])}")
+    return problems

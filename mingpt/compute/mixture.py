@@ -22,7 +22,8 @@ Ints = NDArray[np.int64]
 
 
 def shares(weights: Sequence[float]) -> tuple[int, ...]:
-    """How many samples of each component a block has, in proportion to the weights: by largest remainder."""
+    """Count the samples of each component in a block, in proportion to the weights: by largest remainder."""
+    # Exact, since equal remainders must be found equal: floats would decide by their rounding who gets a sample.
     whole = sum(map(Fraction, weights))
     quotas = [BLOCK * Fraction(weight) / whole for weight in weights]
     counts = [int(quota) for quota in quotas]
@@ -44,12 +45,11 @@ def block(counts: tuple[int, ...], seed: int) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class Mixture:
-    """sizes: the number of samples of each component, by name. phases: (first batch, samples of each in a block).
+    """Components and their shares. A sample's number is that in its component, plus the sizes of those before it."""
 
-    A sample's number is that in its component, plus the sizes of the components before it.
-    """
-
+    # Each component's name and number of samples.
     sizes: tuple[tuple[str, int], ...]
+    # Each phase's first batch, and the samples of each component in a block.
     phases: tuple[tuple[int, tuple[int, ...]], ...]
 
 
@@ -63,10 +63,12 @@ class MixedPlan(BatchPlan):
     mixture: Mixture = field(kw_only=True)
 
     def samples_at(self, position: Ints) -> Ints:
-        ids, first = np.empty_like(position), 0
+        ids = np.empty_like(position)
+        first = 0  # the number of the component's first sample
         which, index = self.draws(position)
         for component, (name, size) in enumerate(self.mixture.sizes):
             chosen = which == component
+            # By name: a component that is added or left out changes no other one's order.
             own = BatchPlan(size, derive("component", self.seed, name), 1, 1)
             ids[chosen] = first + own.samples_at(index[chosen])
             first += size
@@ -74,10 +76,12 @@ class MixedPlan(BatchPlan):
 
     def draws(self, position: Ints) -> tuple[Ints, Ints]:
         """(component, number of earlier positions of that component) of each position."""
-        which, index = np.empty_like(position), np.empty_like(position)
+        which = np.empty_like(position)
+        index = np.empty_like(position)
         starts = np.array([self.position(first) for first, _ in self.mixture.phases])
         phase = np.searchsorted(starts, position, side="right") - 1
         number, offset = np.divmod(position - starts[phase], BLOCK)
+        # A step touches few blocks, most often one, and each is evaluated once.
         for p, n in np.unique(np.stack([phase, number]), axis=1).T.tolist():
             here = (phase == p) & (number == n)
             component, earlier = self._block(p, n)
@@ -87,24 +91,25 @@ class MixedPlan(BatchPlan):
         return which, index
 
     def shown(self, batches: int) -> tuple[int, ...]:
-        """How many samples of each component the first batches take."""
+        """Count the samples of each component that the first batches take."""
         p = sum(first <= batches for first, _ in self.mixture.phases) - 1
         return self._added(p, self._before[p], batches)
 
     @cached_property
     def _before(self) -> list[tuple[int, ...]]:
-        """How many samples of each component come before each phase."""
-        found = [(0,) * len(self.mixture.sizes)]
+        """The numbers of samples of each component before each phase."""
+        before = [(0,) * len(self.mixture.sizes)]
         for p, (first, _) in enumerate(self.mixture.phases[1:]):
-            found.append(self._added(p, found[p], first))
-        return found
+            before.append(self._added(p, before[p], first))
+        return before
 
     def _added(self, p: int, before: tuple[int, ...], until: int) -> tuple[int, ...]:
         """`before`, and how many come from the start of phase p up to the batch `until`."""
         first, counts = self.mixture.phases[p]
         whole, rest = divmod(self.position(until) - self.position(first), BLOCK)
-        inside = np.bincount(self._block(p, whole)[0][:rest], minlength=len(counts)).tolist()
-        return tuple(b + whole * count + more for b, count, more in zip(before, counts, inside, strict=True))
+        # Whole blocks have their counts, and of the last one that is begun its first positions are looked at.
+        inside = np.bincount(self._block(p, whole)[0][:rest], minlength=len(counts))
+        return tuple((np.array(before) + whole * np.array(counts) + inside).tolist())
 
     def _block(self, p: int, number: int) -> tuple[Ints, Ints]:
         first, counts = self.mixture.phases[p]

@@ -1,4 +1,4 @@
-"""What the bits of a result depend on besides (config, step): `pin` fixes what it can, `fingerprint` records it."""
+"""All that the bits of a result depend on besides (config, step): `pin` fixes what it can, `fingerprint` records it."""
 
 import os
 import platform
@@ -30,11 +30,16 @@ def pin(config: Config, device: torch.device) -> None:
     Raises UserError if this device has no such precision or attention.
     """
     require(config, device)
+    # Threads share the rows of a sum, so their number decides the order of its additions. Not by cores: a resume may
+    # find another machine.
     torch.set_num_threads(config.train.threads)
     if device.type == "cuda":
         # Without it, cuBLAS chooses a workspace per stream, and with it the order of additions.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(config.reduce == "exact")
+        # Otherwise some kernels add with atomics, in another order each time: the backward of an embedding, for one.
+        # The same switch as torch.use_deterministic_algorithms, which imports torch's compiler to tell it, too: 6 s of an
+        # eager start beside an H200. Where steps are compiled, compiler.ready tells it.
+        torch.set_deterministic_debug_mode("error" if config.reduce == "exact" else "default")
         # It fills each torch.empty with NaN, which costs time; nothing here reads memory before writing it.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
@@ -90,10 +95,15 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
     data_sha256: of the data's content.
     """
     code, imports = config.model.code()
-    own = {name: [*plugin.code(name, part)] for name in OWN if isinstance(part := getattr(config, name), Own)}
+    own = dict[str, list[str | None]]()
+    for name in OWN:
+        part = getattr(config, name)
+        if isinstance(part, Own):
+            own[name] = [*plugin.code(name, part)]
     return {
         **machine(device),
         "triton": _version("triton") if config.train.compile else None,
+        # On a GPU the host adds nothing up, so a machine with other cores is the same there.
         "threads": None if device.type == "cuda" else config.train.threads,
         "precision": config.precision,
         "compile": config.train.compile,
@@ -143,6 +153,7 @@ def gpu(device: torch.device) -> dict[str, Any]:
 
 def cpu_vendor() -> str:
     """Architecture and vendor of the CPU, by which MKL and oneDNN choose their kernels."""
+    # Not the model's name, by which nothing is chosen: it would tell of changes of bits that there are not.
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
@@ -168,6 +179,7 @@ def probe(device: torch.device) -> str:
     content = sha256()
     for m, k, n in PROBED:
         a, b = fixed(m, k).to(device), fixed(k, n).to(device)
+        # Both: MKL_CBWR changes products in fp32, ONEDNN_MAX_CPU_ISA those in bf16.
         for dtype in (torch.float32, torch.bfloat16):
             product = a.to(dtype) @ b.to(dtype)
             content.update(product.cpu().view(torch.uint8).numpy().tobytes())
@@ -176,6 +188,7 @@ def probe(device: torch.device) -> str:
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
     """(differences between two fingerprints, keys that only the new one has)."""
+    # Only keys that both have: what one of both did not record is unknown, and no change.
     both = old.keys() & new.keys()
     changed = differences({k: old[k] for k in both}, {k: new[k] for k in both})
     return changed, [k for k, value in new.items() if k not in old and value is not None]
@@ -184,6 +197,8 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[s
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     """`key: old -> new` for each leaf in which two nested dicts differ."""
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
-        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{prefix}.{k}" if prefix else k)]
+        lines = list[str]()
+        for key in sorted(old.keys() | new.keys()):
+            lines += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else key)
+        return lines
     return [] if old == new else [printable(f"{prefix}: {old} -> {new}")]  # the old one comes from a file

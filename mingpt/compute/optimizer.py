@@ -1,4 +1,4 @@
-"""The optimizer: which rule each parameter follows, the schedule, and the update from a reduced gradient.
+"""The optimizer: the schedule, and the update from a reduced gradient. Which parameter follows which rule: rules.py.
 
 All state that the update keeps between steps is a tensor in `Update.state()`; the learning rate is a function of the
 step. Clipping, skipping and the fp16 loss scale are computed on the device from the reduced gradient. So all processes
@@ -7,81 +7,27 @@ decide alike without communication, and without waiting for the device.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adamw import adamw  # not AdamW, whose first call imports torch's compiler: 1.2 s of CPU time
 
-from mingpt.compute.buckets import CHUNK, Bucket, Sliced
+from mingpt.compute.buckets import CHUNK, Bucket, Sliced, Slot
 from mingpt.compute.exchange import Packing, WeightGather
 from mingpt.compute.guard import Guard
 from mingpt.compute.muon import Muon
+from mingpt.compute.rules import Rule
 from mingpt.compute.tree import sum_on_device
 from mingpt.config.schema import Health, Optimizer, OwnSchedule, Schedule
 from mingpt.world.world import World, all_gather
 
-INITIAL_SCALE = 2.0**16  # of the fp16 loss; always a power of two
+INITIAL_SCALE = 2.0**16  # of the fp16 loss; always a power of two, so that scaling rounds nothing
 GROW_AFTER = 2000  # finite fp16 steps until the loss scale doubles, as in torch.amp.GradScaler
-Role = Literal["embedding", "head", "vector", "matrix"]
-HEADS = ("lm_head", "head")  # an output layer is known by its name
 
-
-def roles(model: nn.Module) -> dict[str, Role]:
-    """Each parameter's role. embedding: an nn.Embedding's, which the output layer may share. head: the output layer's.
-
-    vector: biases and norms, and what has more than two dimensions. matrix: the rest.
-    """
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    out: dict[str, Role] = {}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in embeddings:
-            out[name] = "embedding"
-        elif parameter.dim() != 2:
-            out[name] = "vector"
-        else:
-            out[name] = "head" if name.rpartition(".")[0].rpartition(".")[2] in HEADS else "matrix"
-    return out
-
-
-def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that are not frozen. Only these are reduced and updated, and have optimizer state."""
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-
-
-def muon_names(name: str, roles: Mapping[str, Role]) -> set[str]:
-    """The parameters that Muon updates. name: of the optimizer."""
-    return {parameter for parameter, role in roles.items() if name == "muon" and role == "matrix"}
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a parameter is updated: by Muon or AdamW. lr: at its peak."""
-
-    muon: bool
-    lr: float
-    weight_decay: float
-
-
-# By rule, rows of: weights, gradient, both moments, the count of steps.
+# By rule, a row for each piece: weights, gradient, both moments, the count of steps.
 Pieces = defaultdict[Rule, list[tuple[Tensor, ...]]]
-
-
-def rules(named: Iterable[tuple[str, nn.Parameter]], config: Optimizer, roles: Mapping[str, Role]) -> dict[str, Rule]:
-    """Each parameter's rule: AdamW (Loshchilov and Hutter 2019), and with optimizer.name=muon, Muon for the matrices.
-
-    With AdamW alone, tensors with 2 dimensions or more decay; with Muon, its matrices do.
-    """
-    of_muon = muon_names(config.name, roles)
-    ratios = {"embedding": config.embedding_ratio, "head": config.head_ratio, "vector": config.vector_ratio}
-    out: dict[str, Rule] = {}
-    for name, p in named:
-        decays = name in of_muon if config.name == "muon" else p.dim() >= 2
-        ratio = 1.0 if name in of_muon else ratios.get(roles[name], 1.0)
-        out[name] = Rule(name in of_muon, config.lr * ratio, config.weight_decay if decays else 0.0)
-    return out
 
 
 def batch_factor(config: Optimizer, global_size: int) -> float:
@@ -145,26 +91,46 @@ class Update:
     ) -> None:
         """rules: by parameter name. A bucket's parameters all belong to Muon, or none does. own: in place of both."""
         self.buckets, self.rules, self.config, self.schedule, self.world = buckets, rules, config, schedule, world
-        self.slots = {slot.name: (i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots}
         self.factor = batch_factor(config, global_size)
         self.tokens_per_microbatch = tokens_per_microbatch
         device = world.device
         self.loss_scale = torch.tensor(INITIAL_SCALE if fp16 else 1.0, device=device)
         self.finite_steps = torch.zeros((), device=device) if fp16 else None
         self.guard = Guard(health, device)
-        self.of_muon = [i for i, bucket in enumerate(buckets) if rules[bucket.slots[0].name].muon]
-        self.muon = Muon([buckets[i] for i in self.of_muon], config.momentum, world)
         self.weight_gather = WeightGather(world, in_16_bits or {})
         self.own = own
-        of_adamw = {*range(len(buckets))} - {*self.of_muon} if own is None else set[int]()
-        # By kind, of each bucket that has it: this process's slice. See also `ema_slices`.
-        self.moments = {
-            kind: {i: torch.zeros_like(buckets[i].local) for i in of}
-            for kind, of in (("momentum_buffer", self.of_muon), ("exp_avg", of_adamw), ("exp_avg_sq", of_adamw))
-        }
-        names = [name for name, (i, _) in sorted(self.slots.items()) if i in of_adamw]
-        self.steps = torch.zeros(len(names), device=device)
-        self.step_of = dict(zip(names, self.steps.unbind(), strict=True))
+        # By parameter: its bucket's index, and its place there.
+        self.slots = dict[str, tuple[int, Slot]]()
+        # The indices of Muon's buckets.
+        self.of_muon = list[int]()
+        # By kind, then by bucket's index: what is remembered of this process's slice. See also `ema_slices`.
+        self.moments: dict[str, dict[int, Tensor]] = {"momentum_buffer": {}, "exp_avg": {}, "exp_avg_sq": {}}
+        counted = list[str]()
+        for i, bucket in enumerate(buckets):
+            names = [slot.name for slot in bucket.slots]
+            for slot in bucket.slots:
+                self.slots[slot.name] = i, slot
+            if own:
+                continue
+            if rules[names[0]].muon:
+                self.of_muon.append(i)
+                self.moments["momentum_buffer"][i] = torch.zeros_like(bucket.local)
+            else:
+                counted += names
+                self.moments["exp_avg"][i] = torch.zeros_like(bucket.local)
+                self.moments["exp_avg_sq"][i] = torch.zeros_like(bucket.local)
+        self.muon = self._make_muon() if self.of_muon else None
+        # AdamW's counts of steps: of all parameters, also those of which this process's slice has nothing, since each
+        # snapshot has them all. In one tensor, so that one addition counts a step.
+        self.steps = torch.zeros(len(counted), device=device)
+        self.step_of = dict(zip(sorted(counted), self.steps.unbind(), strict=True))
+
+    def _make_muon(self) -> Muon:
+        buckets = [self.buckets[i] for i in self.of_muon]
+        muon_rules = {self.rules[slot.name] for bucket in buckets for slot in bucket.slots}
+        if len(muon_rules) != 1:  # one call with one rate updates them all
+            raise ValueError(f"Muon's parameters have {len(muon_rules)} rules: give them one (compute/rules.py)")
+        return Muon(buckets, muon_rules.pop(), self.config.momentum, self.world)
 
     def lr(self, step: int) -> float:
         return self.config.lr * self.factor * schedule_factor(self.schedule, step)
@@ -180,20 +146,25 @@ class Update:
         losses: (M,) float64, the microbatches' sums. tokens: the number of targets in the step. Both on the device.
         sums: Reduction.sums; they are unscaled and clipped in place.
         """
+        # A step without any target has gradients of zeros. Without the clamp they would be multiplied by infinity, and
+        # the step be skipped as not finite.
         unscale = self.tokens_per_microbatch / (self.loss_scale * tokens.float().clamp(min=1))
         norm = self.norm(sums) * unscale
+        # 1e-6 as in torch's clip_grad_norm_. A norm that is not finite makes the factor 0 or NaN: the guard refuses it.
         clip = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0) if self.config.clip_norm else 1.0
         torch._foreach_mul_(list(sums), unscale * clip)
         loss = sum_on_device(losses) / tokens.clamp(min=1)  # the very number that the log shows
         refused = self.guard.refuses(loss, norm).float()
-        factor, ema = self.factor * schedule_factor(self.schedule, step), self.ema_slices()
-        if self.of_muon:
-            rule = self.rules[self.buckets[self.of_muon[0]].slots[0].name]
-            momenta, gradients = self.moments["momentum_buffer"].values(), [sums[i] for i in self.of_muon]
-            self.muon.step([*momenta], gradients, refused > 0, rule.lr * factor, rule.weight_decay)
+        # Before any weight changes: the mean begins with the weights that the first step finds.
+        ema = self.ema_slices()
+        factor = self.factor * schedule_factor(self.schedule, step)
+        if self.muon:
+            momenta = list(self.moments["momentum_buffer"].values())
+            self.muon.step(momenta, [sums[i] for i in self.of_muon], refused > 0, factor)
         if self.own:
             self.own.step(sums, refused > 0, step, factor)
-        counts = dict(zip(self.step_of, self.steps.clone().unbind(), strict=True))  # the kernel counts them up
+        # Copies: the kernel counts up what it is given, which are the parameters that this process's slice touches.
+        counts = dict(zip(self.step_of, self.steps.clone().unbind(), strict=True))
         by_rule = Pieces(list)
         for i, bucket in enumerate(self.buckets):
             if i in self.moments["exp_avg"]:
@@ -201,10 +172,13 @@ class Update:
             if bucket.shard:  # its new weights travel while the next bucket is updated
                 self._adamw(by_rule, factor, refused)
                 self.weight_gather.start(bucket)
-        self._adamw(by_rule, factor, refused)  # what does not travel: one call of the kernel for each rule
+        # What does not travel: one call of the kernel for each rule. GPT-2 has 17 buckets and two rules.
+        self._adamw(by_rule, factor, refused)
         self.steps.add_(1 - refused)
         self.weight_gather.finish()
-        for i, mean in ema.items():  # no lerp, whose bits depend on how it is cut
+        for i, mean in ema.items():
+            # Two operations that round once each. A lerp may be fused in one, with other bits where a slice's elements
+            # don't fill a vector.
             new = (mean * self.config.ema).add_(self.buckets[i].local * (1 - self.config.ema))
             mean.copy_(torch.where(refused > 0, mean, new))
         if self.finite_steps is not None:
@@ -221,20 +195,24 @@ class Update:
         """The norm of the whole gradient, added chunk by chunk in one order: the same bits in any world."""
         squares = [sums_of_squares(flat) for flat in sums]
         if self.buckets[0].shard:
+            lengths = [len(of_chunks) for of_chunks in squares]
             local = torch.cat(squares).to(self.world.comm_device)
-            whole = local.new_empty(self.world.size * len(local))
-            all_gather(whole, local)
-            parts = whole.to(sums[0].device).view(self.world.size, -1).split([len(s) for s in squares], 1)
-            squares = [part.flatten() for part in parts]
-        chunks = [s[: bucket.chunks] for s, bucket in zip(squares, self.buckets, strict=True)]
+            gathered = local.new_empty(self.world.size * len(local))
+            all_gather(gathered, local)
+            by_rank = gathered.to(sums[0].device).view(self.world.size, -1)
+            squares = [part.flatten() for part in by_rank.split(lengths, 1)]
+        # Without the chunks that hold nothing but padding: their number depends on the world, and with it how
+        # pairwise_sum would cut the rest into halves.
+        chunks = [of_chunks[: bucket.chunks] for of_chunks, bucket in zip(squares, self.buckets, strict=True)]
         return pairwise_sum(torch.cat(chunks).double()[None])[0].sqrt().float()
 
     def _collect(self, i: int, gradient: Tensor, counts: Mapping[str, Tensor], by_rule: Pieces) -> None:
         """Add this process's pieces of a bucket, and what AdamW remembers of them, to those of their rules."""
         bucket = self.buckets[i]
         for slot, part in bucket.pieces(bucket.owned):
-            moments = (self.moments[kind][i][part] for kind in ("exp_avg", "exp_avg_sq"))
-            by_rule[self.rules[slot.name]].append((bucket.local[part], gradient[part], *moments, counts[slot.name]))
+            first, second = self.moments["exp_avg"][i][part], self.moments["exp_avg_sq"][i][part]
+            row = bucket.local[part], gradient[part], first, second, counts[slot.name]
+            by_rule[self.rules[slot.name]].append(row)
 
     def _adamw(self, by_rule: Pieces, factor: float, refused: Tensor) -> None:
         """Take all pieces out, and call torch's fused kernel for those of each rule.
@@ -244,7 +222,7 @@ class Update:
         """
         while by_rule:
             rule, rows = by_rule.popitem()
-            weights, gradients, firsts, seconds, steps = (list(column) for column in zip(*rows, strict=True))
+            weights, gradients, firsts, seconds, steps = map(list, zip(*rows, strict=True))
             adamw(
                 weights, gradients, firsts, seconds, [], steps, fused=True, found_inf=refused, amsgrad=False,
                 beta1=self.config.beta1, beta2=self.config.beta2, lr=rule.lr * factor, eps=self.config.eps,
@@ -267,8 +245,9 @@ class Update:
         self.ema_slices()
         out: dict[str, Tensor | Sliced] = {f"{name}.step": count for name, count in self.step_of.items()}
         for name, (i, slot) in self.slots.items():
-            held = {kind: flats[i] for kind, flats in self.moments.items() if i in flats}
-            out |= {f"{name}.{kind}": self.buckets[i].tensor(flat, slot) for kind, flat in held.items()}
+            for kind, flats in self.moments.items():
+                if i in flats:
+                    out[f"{name}.{kind}"] = self.buckets[i].tensor(flats[i], slot)
         if self.own:
             out |= self.own.state()
         if self.finite_steps is not None:
@@ -280,8 +259,10 @@ class Update:
         if self.own:
             self.own.reset()
         self.moments.pop("ema", None)
-        for tensor in (self.steps, *(flat for flats in self.moments.values() for flat in flats.values())):
-            tensor.zero_()
+        self.steps.zero_()
+        for flats in self.moments.values():
+            for flat in flats.values():
+                flat.zero_()
         if self.finite_steps is not None:
             self.loss_scale.fill_(INITIAL_SCALE)
             self.finite_steps.zero_()
@@ -297,12 +278,13 @@ class Update:
         for key, value in state.items():
             name, _, kind = key.rpartition(".")
             if kind == "ema":
-                self.ema_slices()
+                self.ema_slices()  # of the loaded weights, where the snapshot has no mean of a parameter
             if kind == "step" and name in self.step_of:
                 self.step_of[name].copy_(value)
-            elif name in self.slots and self.slots[name][0] in (flats := self.moments.get(kind, {})):
+            elif name in self.slots:
                 i, slot = self.slots[name]
-                self.buckets[i].load(flats[i], slot, value)
+                if i in self.moments.get(kind, {}):
+                    self.buckets[i].load(self.moments[kind][i], slot, value)
         if self.finite_steps is not None:
             self.loss_scale.copy_(state.get("loss_scale", self.loss_scale))
             self.finite_steps.copy_(state.get("loss_scale.finite_steps", self.finite_steps))
@@ -311,7 +293,8 @@ class Update:
 
 def sums_of_squares(flat: Tensor) -> Tensor:
     """Each chunk's sum of squares: (n,) to (n / CHUNK,)."""
-    rows = 32 * CHUNK if flat.is_cpu else len(flat)  # what fits into a CPU's cache: a third of the time
+    # On a CPU, as much at a time as its cache holds: a third of the time. A chunk's sum is the same either way.
+    rows = 32 * CHUNK if flat.is_cpu else len(flat)
     return torch.cat([pairwise_sum(part.view(-1, CHUNK).float().square()) for part in flat.split(rows)])
 
 

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mingpt.compute.buckets import Bucket, Slot, flight_count
+from mingpt.compute.buckets import Bucket, Slot, exchange_count
 from mingpt.compute.exchange import Exchange, hops
 from mingpt.compute.tree import Subtree, parents
 from mingpt.world.world import World, all_gather, all_reduce
 
-UNDER_WAY = 2  # flights at a time: the network has one while the next is sent, and more would need memory
+MAX_IN_FLIGHT = 2  # exchanges at a time: the network has one while the next is sent, and more would need memory
 
 
 class Reduction:
@@ -34,9 +34,10 @@ class Reduction:
 
     def __init__(self, buckets: Sequence[Bucket], world: World) -> None:
         self.buckets, self.world = buckets, world
-        slots = [(i, slot) for i, bucket in enumerate(buckets) for slot in bucket.slots]
-        self.place: dict[Tensor, tuple[int, Slot]] = {slot.parameter: (i, slot) for i, slot in slots}
+        # Of each parameter, its bucket's index and its place there.
+        self.place = dict[Tensor, tuple[int, Slot]]()
         self.sums: list[Tensor] = []
+        # Whether the microbatch is this process's last one of the step.
         self.last = False
         # A CPU adds a gradient at once, while it is in the cache. For a GPU all of a bucket wait for each other: its
         # host then launches one addition for all, in place of 148 for GPT-2 (43 us each on an H200's host).
@@ -46,8 +47,11 @@ class Reduction:
         self._waiting: list[list[tuple[Slot, Tensor]]] = [[] for _ in buckets]  # gradients for the rest of their bucket
         self._complete = 0  # how many buckets have all gradients
         self._into: Mapping[Bucket, Tensor] | None = None  # within `writes_to`
-        for _, slot in slots:
-            slot.parameter.register_post_accumulate_grad_hook(self._ready)
+        for i, bucket in enumerate(buckets):
+            for slot in bucket.slots:
+                self.place[slot.parameter] = i, slot
+                # Hooks, not .grad after backward: so a bucket travels while backward computes the layers before.
+                slot.parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
     def begin(self) -> None:
         self.sums, self.last, self._microbatch = [], False, None
@@ -93,42 +97,49 @@ class Reduction:
         self.sums = [self._sum(bucket) for bucket in self.buckets]
 
     def _add_unused(self) -> None:
-        """What the microbatch did not use has a gradient of zeros."""
-        for p, (i, _) in self.place.items() if self._microbatch is not None else ():
-            if p in self._missing[i]:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                self._ready(p)
+        """Add zeros as the gradients of what the microbatch did not use."""
+        if self._microbatch is not None:
+            for p, (i, _) in self.place.items():
+                if p in self._missing[i]:
+                    # Not left out: so every bucket is complete in every microbatch, and is sent.
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                    self._on_gradient(p)
         self._microbatch = None
 
-    def _ready(self, p: Tensor) -> None:
+    def _on_gradient(self, p: Tensor) -> None:
         """Autograd calls it when a backward has completed a parameter's gradient."""
+        # A backward that nobody has announced is not the run's: an evaluation's, a user's.
         if p.grad is None or (self._microbatch is None and self._into is None):
             return
         gradient, p.grad = p.grad, None
         i, slot = self.place[p]
         if p not in self._missing[i]:
+            # Its bucket may have been sent already, without this part.
             raise RuntimeError(f"the gradient of {slot.name} came in parts: use checkpoint(…, use_reentrant=False)")
         self._missing[i].remove(p)
         bucket, waiting = self.buckets[i], self._waiting[i]
         waiting.append((slot, gradient))
         if self.by_bucket and self._missing[i]:
             return
-        slots, gradients = [s for s, _ in waiting], [g for _, g in waiting]
+        slots = [slot for slot, _ in waiting]
+        gradients = [gradient for _, gradient in waiting]
         waiting.clear()
         if self._into is not None:
             torch._foreach_copy_(bucket.views(self._into[bucket], slots), gradients)
             return
         self._add(bucket, gradients, slots)
+        # In the buckets' order, whichever is complete first: collectives must begin in one order in every process, and
+        # what a process's microbatch uses decides when its buckets are complete.
         while self._complete < len(self.buckets) and not self._missing[self._complete]:
-            self._start(self.buckets[self._complete])
+            self._send(self.buckets[self._complete])
             self._complete += 1
 
     def _add(self, bucket: Bucket, gradients: list[Tensor], slots: Sequence[Slot] | None) -> None:
         """Take gradients of the microbatch: one for each slot. slots: None: of the whole bucket, in its layout."""
         raise NotImplementedError
 
-    def _start(self, bucket: Bucket) -> None:
-        """All gradients of the bucket have been added: if they are the last ones, send them."""
+    def _send(self, bucket: Bucket) -> None:
+        """Begin the bucket's exchange if these were its last gradients. All of the microbatch's have been added."""
         raise NotImplementedError
 
     def _sum(self, bucket: Bucket) -> Tensor:
@@ -138,10 +149,10 @@ class Reduction:
 class ExactReduction(Reduction):
     """Sums along the tree. (Plain accumulation in .grad would add from left to right.)
 
-    Keeps a stack of partial sums, each in the buckets' layout, which is that of the messages. A gradient is added to
-    them as soon as it is there, and is gone; so are partial sums that were added to others, and what has arrived. The
-    stack has at most 1 + log2(own microbatches), rounded up, copies of the gradients if the share is one subtree,
-    otherwise up to 1.6 times as many (tried for all worlds up to 32 and up to 128 microbatches).
+    Keeps a stack of partial sums, one for each complete subtree, in the buckets' layout, which is that of the messages.
+    Each gradient is added when autograd delivers it, and then freed. When two subtrees are siblings, the left one takes
+    the right one in. The stack has at most 1 + log2(own microbatches), rounded up, copies of the gradients if the share
+    is one subtree, otherwise up to 1.6 times as many (tried for all worlds up to 32 and up to 128 microbatches).
     """
 
     def __init__(self, buckets: Sequence[Bucket], microbatches: int, world: World) -> None:
@@ -150,8 +161,8 @@ class ExactReduction(Reduction):
         self.hops = hops(world, microbatches)
         self.stack: list[tuple[Subtree, dict[Bucket, Tensor]]] = []
         self._siblings: list[dict[Bucket, Tensor]] = []  # what the gradients are added to: each sum to the next one
-        self._flights = deque[tuple[Bucket, Exchange]]()
-        self._totals = defaultdict[Bucket, list[Tensor]](list)  # from left to right, of each bucket's flights
+        self._in_flight = deque[tuple[Bucket, Exchange]]()
+        self._totals = defaultdict[Bucket, list[Tensor]](list)  # of each bucket's exchanges, from left to right
 
     def begin(self) -> None:
         super().begin()
@@ -161,7 +172,7 @@ class ExactReduction(Reduction):
         super().expect(microbatch, last)
         self._climb(microbatch)
 
-    def take(self, microbatch: int, last: bool, gradients: Mapping[Bucket, Tensor]) -> None:
+    def accumulate(self, microbatch: int, last: bool, gradients: Mapping[Bucket, Tensor]) -> None:
         """Add a microbatch whose gradients are complete, in the buckets' layout, in place of `expect` and a backward.
 
         They are not kept: the next replay of a graph may write there.
@@ -171,7 +182,7 @@ class ExactReduction(Reduction):
         self._climb(microbatch)
         for bucket in self.buckets:
             self._add(bucket, [gradients[bucket]], None)
-            self._start(bucket)
+            self._send(bucket)
 
     def _climb(self, microbatch: int) -> None:
         """Find the sums to which the tree adds this microbatch, one after the other."""
@@ -183,17 +194,21 @@ class ExactReduction(Reduction):
         self.stack.append((subtree, self._siblings[-1] if self._siblings else {}))
 
     def _add(self, bucket: Bucket, gradients: list[Tensor], slots: Sequence[Slot] | None) -> None:
-        for sums in self._siblings:  # one operation for a level of the tree
+        # sibling + gradient, then the parent's sibling + that sum, and so on: the left one first, as in tree_sum. One
+        # operation for a level of the tree.
+        for sums in self._siblings:
             places = bucket.views(sums[bucket], slots)
             torch._foreach_add_(places, gradients)
             gradients = places
-        if not self._siblings:  # a left child: its gradients are the sum
+        if not self._siblings:
+            # A left child: its gradients are the sum, in the layout that travels.
             sums = self.stack[-1][1]
             if bucket not in sums:
                 sums[bucket] = bucket.empty()
             torch._foreach_copy_(bucket.views(sums[bucket], slots), gradients)
 
-    def _start(self, bucket: Bucket) -> None:
+    def _send(self, bucket: Bucket) -> None:
+        # All but the topmost sum were added to another one, and only held their memory until the bucket was complete.
         for sums in self._siblings[:-1]:
             del sums[bucket]
         if not self.last:
@@ -203,40 +218,42 @@ class ExactReduction(Reduction):
             (total,) = partials
             self._totals[bucket] = [total]
             return
-        # The last bucket, an embedding's, has no backward to hide behind. In two hops it goes in flights: while one is
-        # copied and travels its first hop, the one before travels its second. Those of another bucket would hold up
-        # backward, which goes on while two are under way.
+        # The last bucket, an embedding's, has no backward to hide behind. In two hops it goes in several exchanges:
+        # while one is copied and travels its first hop, the one before travels its second. Those of another bucket
+        # would hold up backward, which goes on while two are under way. In one hop nothing would overlap.
         several = len(self.hops) > 1 and bucket is self.buckets[-1]
-        flights = flight_count(bucket.weights.nbytes) if several else 1
-        by_slice = [p.view(-1, self.hops[0].world.size, bucket.length).tensor_split(flights, 2) for p in partials]
+        count = exchange_count(bucket.weights.nbytes) if several else 1
+        # Each of them has a part of every process's slice, so that all owners are busy in all exchanges.
+        by_slice = [p.view(-1, self.hops[0].world.size, bucket.length).tensor_split(count, 2) for p in partials]
         for rows in zip(*by_slice, strict=True):
-            if len(self._flights) == UNDER_WAY:
-                self._land()
+            if len(self._in_flight) == MAX_IN_FLIGHT:
+                self._receive()
             # Rank r's slice goes to process r % peers of the first hop. With one row and one hop, a whole bucket is not
             # copied. A copy for each process would cost a GPU's host 28 ms a step with 16 processes and GPT-2, 890 ms
             # with 512.
             flat = torch.stack(rows) if len(rows) > 1 else rows[0][None]  # row, slice, peer, element
             parts = flat.permute(2, 0, 1, 3).contiguous().to(self.world.comm_device)
-            self._flights.append((bucket, Exchange(self.hops, self.parents, parts)))
-            if len(self._flights) > 1:  # now that this flight's first hop has begun: so waiting costs no time
-                self._flights[0][1].next_hop()
+            self._in_flight.append((bucket, Exchange(self.hops, self.parents, parts)))
+            if len(self._in_flight) > 1:  # now that this one's first hop has begun: so waiting costs no time
+                self._in_flight[0][1].next_hop()
 
-    def _land(self) -> None:
-        """Wait for the flight that was sent first."""
-        bucket, exchange = self._flights.popleft()
+    def _receive(self) -> None:
+        """Wait for the exchange that began first."""
+        bucket, exchange = self._in_flight.popleft()
         self._totals[bucket].append(exchange.result())
 
     def _sum(self, bucket: Bucket) -> Tensor:
-        for _, exchange in self._flights:  # the last one has one more hop to go
+        for _, exchange in self._in_flight:  # the last one has one more hop to go
             exchange.next_hop()
-        while self._flights:
-            self._land()
+        while self._in_flight:
+            self._receive()
         parts = self._totals.pop(bucket)
         total = parts[0] if len(parts) == 1 else torch.cat(parts)
         if bucket.size > 1 and not bucket.shard:
-            whole = total.new_empty(len(bucket.weights))
-            all_gather(whole, total)
-            total = whole
+            # optimizer.shard=false: each process updates all. The slices' bits are the same, so the gathered sum's are.
+            gathered = total.new_empty(len(bucket.weights))
+            all_gather(gathered, total)
+            total = gathered
         return total.to(bucket.weights.device)
 
 
@@ -260,7 +277,7 @@ class FastReduction(Reduction):
             self._flat[bucket] = bucket.empty()
         torch._foreach_copy_(bucket.views(self._flat[bucket], slots), gradients)
 
-    def _start(self, bucket: Bucket) -> None:
+    def _send(self, bucket: Bucket) -> None:
         flat = self._flat[bucket] = self._flat[bucket].to(self.world.comm_device)
         self._works[bucket] = all_reduce(flat, async_op=True)
 

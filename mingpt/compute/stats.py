@@ -16,16 +16,21 @@ from mingpt.world.world import World, all_gather
 
 @dataclass(frozen=True)
 class Flags:
-    """What each process tells the others with every step's statistics; and what at least one of them has told.
+    """Says what each process asks of all, sent with every step's figures; and after that, what any of them has asked.
 
-    stop: asked to stop. due: snapshot.every_seconds are over. busy, hot_busy: a snapshot of that tier can't start now.
-    broken: this process can't write durable snapshots any more.
+    They travel with the step, since all must stop, or begin a snapshot, at the same one: by each one's own clock or
+    signals, some would wait in a collective that the others never enter.
     """
 
+    # It was asked to stop.
     stop: bool = False
+    # snapshot.every_seconds are over.
     due: bool = False
+    # A durable snapshot can't start now: its last one is still on its way.
     busy: bool = False
+    # The same of a snapshot in memory.
     hot_busy: bool = False
+    # It can't write durable snapshots any more.
     broken: bool = False
 
 
@@ -35,18 +40,17 @@ FLAGS = len(fields(Flags))
 
 @dataclass(frozen=True)
 class StepStats:
-    """A step's figures, equal in every process, on `World.comm_device`.
+    """A step's figures, equal in every process, on `World.comm_device`."""
 
-    losses: (M,) float64, the summed loss of each microbatch. tokens: float64 scalar, the number of targets (or the sum
-    of their weights). flags: (FLAGS,) float64, how many processes raised each flag. times: (W, 2) float64, the seconds
-    of each process in the step before: computing, and waiting for data. grad_norm: scalar, on the model's device,
-    before clipping.
-    """
-
+    # (M,) float64: the summed loss of each microbatch.
     losses: Tensor
+    # float64 scalar: the number of targets, or the sum of their weights.
     tokens: Tensor
+    # (FLAGS,) float64: how many processes raised each flag.
     flags: Tensor
+    # (W, 2) float64: the seconds of each process in the step before, computing, and waiting for data.
     times: Tensor
+    # Scalar, on the model's device: the gradient's norm before clipping.
     grad_norm: Tensor | None = None
 
     def mean_loss(self) -> float:
@@ -60,6 +64,7 @@ class StatsExchange:
     def __init__(self, world: World, microbatches: int) -> None:
         self.world = world
         self.shares = [*map(len, shares(*world.shape, microbatches))]
+        # An all-gather takes rows of one length: a process with fewer microbatches fills its row up with zeros.
         self.longest = max(self.shares)
         self._received: Tensor | None = None
         self._sent: Tensor | None = None
@@ -68,12 +73,13 @@ class StatsExchange:
     def start(self, losses: Sequence[Tensor], tokens: Sequence[Tensor], flags: Flags, times: Sequence[float]) -> None:
         """Begin the all-gather. losses, tokens: of this process's microbatches, float32 scalars."""
         n, longest = len(losses), self.longest
-        # float64 holds each float32 exactly.
+        # float64 holds each float32 exactly, and counts up to 2**53.
         row = torch.zeros(2 * longest + FLAGS + TIMES, dtype=torch.float64, device=losses[0].device)
         row[:n] = torch.stack(list(losses)).detach()
         row[longest : longest + n] = torch.stack(list(tokens))
         for place, value in enumerate((*astuple(flags), *times), 2 * longest):
             row[place].fill_(value)  # a copy from the host's memory would wait for the device
+        # Kept until it has arrived.
         self._sent = row.to(self.world.comm_device)
         self._received = self._sent
         if self.world.size > 1:
@@ -85,8 +91,12 @@ class StatsExchange:
         if self._work is not None:
             self._work.wait()
         rows, longest = self._received.view(self.world.size, -1), self.longest
-        losses = torch.cat([row[:n] for row, n in zip(rows, self.shares, strict=True)])
-        # Weights are fractions, so the sum's order matters: all M in the order of the microbatches.
-        tokens = torch.cat([row[longest : longest + n] for row, n in zip(rows, self.shares, strict=True)]).sum()
+        losses, tokens = list[Tensor](), list[Tensor]()
+        for row, n in zip(rows, self.shares, strict=True):
+            losses.append(row[:n])
+            tokens.append(row[longest : longest + n])
+        # Weights are fractions, so the sum's order matters: all M in the order of the microbatches, as shares are
+        # contiguous and go up with the ranks.
+        count = torch.cat(tokens).sum()
         end = 2 * longest + FLAGS
-        return StepStats(losses, tokens, rows[:, 2 * longest : end].sum(0), rows[:, end:])
+        return StepStats(torch.cat(losses), count, rows[:, 2 * longest : end].sum(0), rows[:, end:])

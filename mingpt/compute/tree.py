@@ -15,11 +15,12 @@ from torch import Tensor
 Subtree = tuple[int, int]  # (a, b): the subtree over the microbatches a to b - 1
 Value = TypeVar("Value", float, Tensor)
 
-AROUND = 16  # microbatches left and right of an equal cut where `cuts` looks for a better one
+CUT_SEARCH_RADIUS = 16  # microbatches left and right of an equal cut where `cuts` looks for a better one
 
 
 def middle(a: int, b: int) -> int:
     """Where the tree splits the subtree [a, b) into two children."""
+    # Another rule is another tree: other bits for every run, and NUMERICS must be raised.
     return (a + b) // 2
 
 
@@ -41,36 +42,40 @@ def shares(nodes: int, each: int, count: int) -> tuple[range, ...]:
     3 nodes of 8, 64 microbatches: 1.67 sums a node in place of 3.67.
     """
     most = -(-count // (nodes * each))
-    return tuple(
-        range(*of_process)
-        for lo, hi in pairwise(cuts(0, count, nodes, range(each, each * most + 1), count))
-        for of_process in pairwise(cuts(lo, hi, each, range(1, most + 1), count))
-    )
+    out = list[range]()
+    for node_start, node_end in pairwise(cuts(0, count, nodes, range(each, each * most + 1), count)):
+        for start, end in pairwise(cuts(node_start, node_end, each, range(1, most + 1), count)):
+            out.append(range(start, end))
+    return tuple(out)
 
 
 def cuts(lo: int, hi: int, parts: int, sizes: range, count: int) -> list[int]:
-    """Cut [lo, hi) into parts of these sizes that have the fewest whole subtrees; if several do, into equal ones.
+    """Choose cuts of [lo, hi) into parts of these sizes that cross as few borders of subtrees as possible.
 
-    By dynamic programming, over AROUND places on each side of an equal cut. Returns lo, the cuts, hi.
+    If several do, the parts are as equal as possible. Returns lo, the cuts, hi. By dynamic programming; which process
+    has which microbatches changes bytes, and no bits.
     """
-    ways: dict[int, tuple[int, int, int]] = {lo: (0, 0, lo)}  # by its end: subtrees, squares of sizes, the last cut
+    # By where the parts so far end, the best way to get there: (subtrees, squares of sizes, the last cut).
+    ways: dict[int, tuple[int, int, int]] = {lo: (0, 0, lo)}
     last_cuts = []
     for part in range(1, parts + 1):
         equal = lo + (hi - lo) * part // parts
-        ways = {
-            end: min(
-                (subtrees + len(whole_subtrees(start, end, 0, count)), squares + (end - start) ** 2, start)
-                for start, (subtrees, squares, _) in ways.items()
-                if end - start in sizes
-            )
-            for end in range(equal - AROUND, min(equal + AROUND, hi) + 1)
-            if any(end - start in sizes for start in ways)
-        }
+        longer = dict[int, tuple[int, int, int]]()
+        # Only near an equal cut: the work grows with the square of the places.
+        for end in range(equal - CUT_SEARCH_RADIUS, min(equal + CUT_SEARCH_RADIUS, hi) + 1):
+            candidates = list[tuple[int, int, int]]()
+            for start, (subtrees, squares, _) in ways.items():
+                if end - start in sizes:
+                    more = len(whole_subtrees(start, end, 0, count))
+                    candidates.append((subtrees + more, squares + (end - start) ** 2, start))
+            if candidates:
+                longer[end] = min(candidates)
+        ways = longer
         last_cuts.append(ways)
-    found = [hi]
+    backwards = [hi]
     for ways in reversed(last_cuts):
-        found.append(ways[found[-1]][2])
-    return found[::-1]
+        backwards.append(ways[backwards[-1]][2])
+    return backwards[::-1]
 
 
 def tree_sum(a: int, b: int, sums: Mapping[Subtree, Value]) -> Value:
@@ -108,9 +113,18 @@ def add_siblings(sums: Mapping[Subtree, Tensor], parents: Mapping[tuple[Subtree,
     while pairs := [pair for pair in pairwise(sums) if pair in parents]:
         # Not in place: a sum must not keep the memory of all that it was added from.
         totals = torch._foreach_add([sums[left] for left, _ in pairs], [sums[right] for _, right in pairs])
+        added = dict[Subtree, tuple[Subtree, Tensor]]()  # by the left sibling
+        for (left, right), total in zip(pairs, totals, strict=True):
+            added[left] = parents[left, right], total
         gone = {right for _, right in pairs}
-        whole = {left: (parents[left, right], total) for (left, right), total in zip(pairs, totals, strict=True)}
-        sums = dict(whole.get(subtree, (subtree, total)) for subtree, total in sums.items() if subtree not in gone)
+        level = dict[Subtree, Tensor]()
+        for subtree, value in sums.items():
+            if subtree in added:
+                parent, total = added[subtree]
+                level[parent] = total
+            elif subtree not in gone:
+                level[subtree] = value
+        sums = level
     return list(sums.values())
 
 

@@ -1,4 +1,4 @@
-"""What GPT-2 and the modern model share: the loss, and the keys and values that generation keeps."""
+"""All that GPT-2 and the modern model share: the loss, and the keys and values that generation keeps."""
 
 import math
 from collections.abc import Sequence
@@ -25,13 +25,15 @@ IGNORE = -100  # a target that is left out of the loss, as in torch and Hugging 
 
 @dataclass(frozen=True)
 class Shape:
-    """A language model's sizes. vocab_multiple: the embedding's rows are padded to a multiple of it; 64 suits GPUs."""
+    """A language model's sizes."""
 
     vocab_size: int
+    # Positions that it sees at a time.
     block_size: int
     n_layer: int
     n_head: int
     n_embd: int
+    # The embedding's rows are padded to a multiple of it; 64 suits GPUs.
     vocab_multiple: int = 1
 
     @property
@@ -40,9 +42,10 @@ class Shape:
 
 
 class KVCache:
-    """The keys and values of one layer for the positions so far. capacity: the largest number of positions."""
+    """The keys and values of one layer for the positions so far."""
 
     def __init__(self, capacity: int) -> None:
+        # The largest number of positions: memory is taken once, and no key is copied when the next one comes.
         self.capacity = capacity
         self.length = 0
         self.keys: Tensor | None = None
@@ -52,15 +55,17 @@ class KVCache:
         """Add those of the next positions, shape (batch, head, time, size). Returns all so far."""
         batch, heads, time, size = keys.shape
         if self.keys is None or self.values is None:
-            self.keys, self.values = (keys.new_empty(batch, heads, self.capacity, size) for _ in range(2))
-        start, self.length = self.length, self.length + time
+            self.keys = keys.new_empty(batch, heads, self.capacity, size)
+            self.values = torch.empty_like(self.keys)
+        start = self.length
+        self.length += time
         self.keys[:, :, start : self.length] = keys
         self.values[:, :, start : self.length] = values
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """Where a query (the third dimension) may look: (batch, 1, time, time) bool. documents: (batch, time) int64."""
+    """Say where a query (the third dimension) may look: (batch, 1, time, time) bool. documents: (batch, time) int64."""
     return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
 
@@ -98,6 +103,7 @@ def positions(tokens: Tensor, caches: Sequence[KVCache] | None, documents: Tenso
         return inside
     first = torch.ones_like(documents, dtype=torch.bool)
     first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    # The last beginning so far, by a running maximum: no loop over documents, whose number differs by sample.
     return inside - (inside * first).cummax(1).values
 
 
@@ -105,7 +111,9 @@ class LanguageModel(nn.Module):
     """Predicts the next token. A subclass says what the activations are, and which weight the output layer has."""
 
     config: Shape
-    LAYER: str  # the prefix of layer 0's parameter names, such as `transformer.h.0.`
+    # The prefix of layer 0's parameter names, such as `transformer.h.0.`. Below it, matrices are for linear layers
+    # only, unless `linear_matrices` says otherwise.
+    LAYER: str
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,6 +125,8 @@ class LanguageModel(nn.Module):
         rows: the positions whose logits are in memory at a time; 0: all.
         """
         self.loss_rows = rows
+        # dynamic=False: at a second shape torch would compile kernels for any shape, and an attempt that begins with
+        # that shape would have others.
         self.compiled_loss = torch.compile(self.loss_alone, dynamic=False) if compiled else None
 
     def activations(
@@ -131,9 +141,20 @@ class LanguageModel(nn.Module):
 
     def blocks(self) -> nn.ModuleList:
         """Its layers: LAYER without the number."""
-        found = self.get_submodule(self.LAYER.removesuffix(".0."))
-        assert isinstance(found, nn.ModuleList)
-        return found
+        blocks = self.get_submodule(self.LAYER.removesuffix(".0."))
+        assert isinstance(blocks, nn.ModuleList)
+        return blocks
+
+    def linear_matrices(self) -> set[str]:
+        """The parameters that nothing reads but linear layers: the layers' matrices. Not the embedding.
+
+        It is a contract: under precision=bf16 or fp16, a process has of other processes' slices of these only what
+        autocast rounds them to (compute/exchange.py). A model that reads such a matrix in float32 (a lookup, a router's
+        scores) must leave it out here: otherwise bits depend on the world, and nothing reports that.
+        tests/compute/test_in_16_bits.py holds it for the models of this package.
+        """
+        layers = self.LAYER.removesuffix("0.")
+        return {name for name, p in self.named_parameters() if name.startswith(layers) and p.dim() == 2}
 
     def output_weight(self) -> Tensor:
         """Shape (padded_vocab_size, n_embd)."""
@@ -156,7 +177,7 @@ class LanguageModel(nn.Module):
     def loss_and_logits(
         self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What `forward` returns, and the logits (batch, time, padded_vocab_size), float32."""
+        """Returns what `forward` returns, and the logits (batch, time, padded_vocab_size), float32."""
         return self.loss_of(self.activations(tokens, None, documents), targets, weights)
 
     def loss_of(self, activations: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,7 +210,7 @@ class LanguageModel(nn.Module):
     def loss_in_pieces(
         self, rows: int, activations: Tensor, targets: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """What `forward` returns, up to rounding. rows: positions (of batch x time) in a piece.
+        """Returns what `forward` returns, up to rounding. rows: positions (of batch x time) in a piece.
 
         Each piece's logits are freed in the forward pass, and computed again in backward. Pieces are added in their
         order.
@@ -206,15 +227,18 @@ class LanguageModel(nn.Module):
             """(batch, time, …) to pieces of shape (1, rows, …)."""
             return x.flatten(0, 1)[None].split(rows, 1)
 
-        pieces = cut(activations), cut(targets)
-        weighted = [None] * len(pieces[1]) if weights is None else cut(weights)
-        sums = [
-            checkpoint(piece, *tensors, use_reentrant=False, preserve_rng_state=False)
-            if torch.is_grad_enabled()
-            else piece(*tensors)
-            for tensors in zip(*pieces, weighted, strict=True)
-        ]
-        losses, counts = zip(*sums, strict=True)
+        target_pieces = cut(targets)
+        weight_pieces = [None] * len(target_pieces) if weights is None else cut(weights)
+        losses, counts = list[Tensor](), list[Tensor]()
+        for tensors in zip(cut(activations), target_pieces, weight_pieces, strict=True):
+            if torch.is_grad_enabled():
+                # No random number is drawn in a loss, and to store the generator's state would wait for the device.
+                loss, count = checkpoint(piece, *tensors, use_reentrant=False, preserve_rng_state=False)
+            else:
+                loss, count = piece(*tensors)
+            losses.append(loss)
+            counts.append(count)
+        # Left to right: the number of pieces is a setting, which affects the result.
         return reduce(torch.add, losses), reduce(torch.add, counts)
 
     def padded_logits(self, activations: Tensor) -> Tensor:
@@ -243,7 +267,7 @@ class Language(Model):
         return self.impossible_shape()
 
     def impossible_shape(self) -> str | None:
-        """What in the shape itself can't be, and what to do; None: nothing."""
+        """Say what in the shape itself can't be, and what to do; None: nothing."""
         raise NotImplementedError
 
     def make(self, vocab_size: int) -> LanguageModel:

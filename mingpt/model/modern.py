@@ -24,17 +24,21 @@ Rotation = tuple[Tensor, Tensor]  # cosine and sine of each position's angles
 
 @dataclass(frozen=True, kw_only=True)
 class ModernConfig(Shape):
-    """n_kv_head: heads of keys and values. n_inner: width of the MLP. tied: the output has the embedding's weight."""
+    """Sizes, and which of its architectures it is. ModernModel's keys of the same names say more."""
 
+    # Heads of keys and values.
     n_kv_head: int
     head_dim: int
+    # Width of the MLP.
     n_inner: int
+    # Rotary positions: the base of their wavelengths, and by how much long ones are stretched after so many positions.
     rope_base: float
     rope_factor: float
     rope_original: int
     norm_eps: float
     qk_norm: bool
     qkv_bias: bool
+    # The output has the embedding's weight.
     tied: bool
 
 
@@ -96,8 +100,12 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(self.size, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, by: Rotation, cache: KVCache | None, mask: Tensor | None) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (-1, self.size)) for f in (self.q_proj, self.k_proj, self.v_proj))
+        # The order of these three lines is that in which backward adds up the gradient of x: another has other bits.
+        q = self.q_proj(x).unflatten(-1, (-1, self.size))
+        k = self.k_proj(x).unflatten(-1, (-1, self.size))
+        v = self.v_proj(x).unflatten(-1, (-1, self.size))
         q, k, v = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
+        # Keys are cached turned: what a query sees of them depends on the distance alone.
         q, k = rotate(q, by), rotate(k, by)
         if cache:
             k, v = cache.append(k, v)

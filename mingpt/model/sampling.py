@@ -33,8 +33,10 @@ def generate_stream(
     """
     batch, block = len(tokens), model.config.block_size
     lengths = lengths or [tokens.shape[1]] * batch
-    first, last, ends = min(lengths), max(lengths) + count, torch.tensor(lengths)
+    first, last = min(lengths), max(lengths) + count
+    ends = torch.tensor(lengths)
     text = F.pad(tokens, (0, last - tokens.shape[1]))
+    # Drawn beforehand, by sample: so a text does not depend on which others are made beside it.
     draws = torch.stack([_draws(seed, n, count) for n in numbers or range(batch)])
     ends, draws = ends.to(text.device), draws.to(text.device)
     caches = [KVCache(min(last, block)) for _ in range(model.config.n_layer)] if cached else None
@@ -44,7 +46,8 @@ def generate_stream(
         for position in range(first, last):
             if caches and position <= block:
                 x = model.activations(text[:, caches[0].length : position], caches)
-            else:  # the window slides: every token's position changes, so cached keys and values are wrong
+            else:
+                # The window slides: every token's position changes, so cached keys and values are wrong.
                 x = model.activations(text[:, max(0, position - block) : position])
             logits = finite(model.padded_logits(x[:, -1])[:, : model.config.vocab_size])
             draw = draws.gather(1, (position - ends).clamp(0, count - 1)[:, None])
@@ -87,7 +90,8 @@ def finite(logits: Tensor) -> Tensor:
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """As cumsum(-1), which on CUDA adds in an order of its own, and raises in torch's deterministic mode."""
+    """Add up along the last dimension, like cumsum(-1)."""
+    # cumsum adds on CUDA in an order of its own, and raises in torch's deterministic mode.
     step = 1
     while step < x.shape[-1]:
         x = torch.cat([x[..., :step], x[..., step:] + x[..., :-step]], -1)

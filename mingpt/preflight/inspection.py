@@ -273,7 +273,7 @@ class Inspection:
         try:
             asked = self.store.ask(meeting.find_home, self.config, hosts, SHORT_SECONDS)
             keepers, notes = answer(asked, PLACE_SECONDS)
-        except UserError as error:
+        except (UserError, TransientError) as error:
             self.mine += findings_of(error, self.name, "run.dir")
             return [], []
         return keepers, notes

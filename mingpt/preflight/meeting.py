@@ -116,7 +116,7 @@ def find_home(config: Config, hosts: list[str], seconds: float) -> tuple[list[st
     """The hosts that will keep the snapshots; and what is to be said if one of them has the run alone.
 
     Found out as by training's processes, of which each node has one here. hosts: by rank. seconds: limit of each
-    answer. Raises UserError for two runs under one name, and without the node that has the run.
+    answer. Raises UserError for two runs under one name, and without the node that has the run; TransientError.
     """
     from mingpt.snapshot.elsewhere import alone
     from mingpt.snapshot.home import HomeSearch

@@ -14,7 +14,7 @@ from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.elsewhere import Marker, read_marker, remove_marker
 from mingpt.snapshot.format import Metrics, SharedState
 from mingpt.snapshot.home import Home
-from mingpt.snapshot.lineage import HotBase, Newest, set_overtaken_aside, stale_steps
+from mingpt.snapshot.lineage import HotBase, NewestDurable, set_overtaken_aside, stale_steps
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.restore import Restored, Take, restore
 from mingpt.snapshot.retention import Retention
@@ -38,7 +38,7 @@ def newest(config: Config) -> int:
     memory = hot.find_hot(config.snapshot.hot_dir, config.run.dir) if config.snapshot.hot_every_steps else None
     steps = durable.steps()
     if memory is not None:
-        stale = stale_steps(memory, Newest.of(durable, attempts.records(config.run.dir)))
+        stale = stale_steps(memory, NewestDurable.of(durable, attempts.records(config.run.dir)))
         steps += [step for step in memory.steps() if step not in stale]
     return max(steps, default=0)
 
@@ -85,9 +85,9 @@ class Checkpointer:
         def set_aside_and_find_base() -> dict[str, Any]:
             records = attempts.records(self.run_dir)
             set_overtaken_aside(self.store, records, self.log)
-            return asdict(Newest.of(self.store, records))
+            return asdict(NewestDurable.of(self.store, records))
 
-        self.base = Newest(**self.world.run_on_main(set_aside_and_find_base))
+        self.base = NewestDurable(**self.world.run_on_main(set_aside_and_find_base))
         return restore(self.store, self.hot_store, self.world, self.log, self.base, take, self.home.snapshots)
 
     def _note_home(self) -> None:

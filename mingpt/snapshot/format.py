@@ -24,10 +24,14 @@ from mingpt.compute.buckets import Sliced
 from mingpt.errors import Damaged
 
 FORMAT = 3
-PART_BYTES = 64 * 2**20  # small enough to share among processes, large enough that one request per part is cheap
+# Small enough to share among processes, large enough that one request per part is cheap. Another value gives the same
+# digest, but other names of parts: what an attempt writes again would not be the file that is there already.
+PART_BYTES = 64 * 2**20
 MANIFEST = "manifest.json"
 VALIDATION = "validation"  # of an attempt's entry in the history: [samples that its evaluations take, of how many]
+# Nothing else may be named by a manifest, which may be a stranger's: no path leads out of the step's folder.
 PART_NAME = re.compile(r"(model|optimizer)-[0-9]{5}-[0-9a-f]{16}\.safetensors")
+# safetensors' names. A dtype that is not here can't be in a model or an optimizer of a run.
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -41,6 +45,7 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Strict(BaseModel):
+    # A key that this version does not know would be lost without a word where a fork writes the manifest again.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
@@ -49,44 +54,48 @@ class PartInfo(Strict):
 
 
 class TensorInfo(Strict):
-    dtype: str
+    dtype: str  # one of DTYPES
     shape: list[Annotated[int, Field(ge=0)]] = Field(max_length=8)
-    sha256: Sha256
-    part: str
+    sha256: Sha256  # of its bytes
+    part: str  # the name of the part that it is in
 
 
 class Metrics(Strict):
-    """The losses measured at the snapshot's step. They follow from (config, step), so they are not state.
-
-    best_val_loss: the lowest val_loss up to this step. not_finite: names of the losses that were NaN or infinite.
-    """
+    """The losses measured at the snapshot's step. They follow from (config, step), so they are not state."""
 
     loss: float | None = Field(default=None, allow_inf_nan=False)
     val_loss: float | None = Field(default=None, allow_inf_nan=False)
-    best_val_loss: float | None = Field(default=None, allow_inf_nan=False)
-    not_finite: list[str] = []
+    best_val_loss: float | None = Field(default=None, allow_inf_nan=False)  # the lowest val_loss up to this step
+    not_finite: list[str] = []  # names of the losses that were NaN or infinite
 
     @classmethod
     def of(cls, **measured: float | None) -> "Metrics":
         """None means not measured."""
-        known = {name: value for name, value in measured.items() if value is not None}
-        finite = {name: value for name, value in known.items() if math.isfinite(value)}
-        return cls(**finite, not_finite=sorted(known.keys() - finite.keys()))
+        finite, not_finite = dict[str, float](), list[str]()
+        for name, value in sorted(measured.items()):
+            if value is None:
+                continue
+            if math.isfinite(value):
+                finite[name] = value
+            else:  # JSON has no NaN: Python's would be read by no other program
+                not_finite.append(name)
+        return cls(**finite, not_finite=not_finite)
 
 
 class Manifest(Strict):
     """The fields of manifest.json. The digest covers `tensors` alone."""
 
-    format: int
-    run: str
+    format: int = FORMAT
+    run: str  # the run's name
     step: int = Field(ge=0)
     digest: Sha256
     parts: dict[str, PartInfo]
     tensors: dict[str, TensorInfo]
+    # What follows is not state. It is here so that a snapshot's URL alone is enough to go on, generate or export.
     vocabulary: dict[str, Any]
-    config: dict[str, Any]
-    fingerprint: dict[str, Any]
-    history: list[dict[str, Any]]
+    config: dict[str, Any]  # without secrets
+    fingerprint: dict[str, Any]  # what bits depend on besides config and step
+    history: list[dict[str, Any]]  # an entry for each attempt that led here, the writer's last
     metrics: Metrics = Metrics()
 
     @property
@@ -98,9 +107,12 @@ class Manifest(Strict):
     @property
     def validated_on(self) -> tuple[Any, Any]:
         """What val_loss was measured on: the data's hash, and how many samples of how many, or None: not recorded."""
-        told = [entry.get(VALIDATION) for entry in self.history]
-        told = [t for t in told if isinstance(t, list) and [*map(type, t)] == [int, int]]
-        return self.fingerprint.get("data"), told[-1] if told else None
+        samples = None
+        for entry in self.history:
+            counts = entry.get(VALIDATION)
+            if isinstance(counts, list) and [*map(type, counts)] == [int, int]:  # a history may be a stranger's
+                samples = counts
+        return self.fingerprint.get("data"), samples
 
     def layout(self, kind: Kind) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shape and dtype of each tensor of this kind."""
@@ -112,10 +124,10 @@ class Manifest(Strict):
 
     @cached_property
     def tensors_by_part(self) -> dict[str, dict[str, TensorInfo]]:
-        found: dict[str, dict[str, TensorInfo]] = {}
+        parts: dict[str, dict[str, TensorInfo]] = {}
         for name, info in self.tensors.items():
-            found.setdefault(info.part, {})[name] = info
-        return found
+            parts.setdefault(info.part, {})[name] = info
+        return parts
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,7 @@ def lay_out(state: SharedState, part_bytes: int = PART_BYTES) -> list[Part]:
     for kind, tensors in sorted(state.items()):
         groups: list[list[str]] = []
         room = 0
-        for name in sorted(tensors):
+        for name in sorted(tensors):  # by name and size alone: the world must not matter
             if not groups or tensors[name].nbytes > room:
                 groups.append([])
                 room = part_bytes
@@ -165,12 +177,14 @@ def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
         start, end = end, end + size_of(tensors[name])
         header[name] = {"dtype": tensors[name].dtype, "shape": tensors[name].shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    # Blanks, so that the first tensor is aligned in a file that is mapped into memory.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
 def part_name(stem: str, header: bytes, tensors: Mapping[str, TensorInfo]) -> str:
     """The stem (`model-00001`) and a hash of the part's content, computed from the header and the tensors' hashes."""
+    # Not from the bytes: those have been hashed once for the manifest, and a second time would cost as much as writing.
     content = sha256(header + "".join(tensors[name].sha256 for name in _in_file_order(tensors)).encode())
     return f"{stem}-{content.hexdigest()[:16]}.safetensors"
 
@@ -190,11 +204,12 @@ class EncodedPart:
 
 def encode_part(part: Part, tensors: Mapping[str, Tensor]) -> EncodedPart:
     content = {name: tensors[name].detach().to("cpu").contiguous() for name in part.names}
-    infos = {
-        n: TensorInfo(dtype=DTYPES[t.dtype], shape=list(t.shape), sha256=sha256(_bytes_of(t)).hexdigest(), part="")
-        for n, t in content.items()
-    }
+    infos = dict[str, TensorInfo]()
+    for n, t in content.items():
+        checksum = sha256(_bytes_of(t)).hexdigest()
+        infos[n] = TensorInfo(dtype=DTYPES[t.dtype], shape=list(t.shape), sha256=checksum, part="")
     header = header_of(infos)
+    # The name has a hash of the content, so it is known only now.
     name = part_name(f"{part.kind}-{part.number:05d}", header, infos)
     infos = {n: info.model_copy(update={"part": name}) for n, info in infos.items()}
     return EncodedPart(name, [header, *(_bytes_of(content[n]) for n in _in_file_order(infos))], infos)
@@ -207,16 +222,15 @@ def verified(manifest: Manifest, name: str, pieces: Iterable[memoryview]) -> Ite
     """
     infos = manifest.tensors_by_part[name]
     header = header_of(infos)
-    sections = iter(  # of the file: size, sha256, what to say if it has another
-        [
-            (len(header), sha256(header).hexdigest(), f"{name}: the header does not match the manifest"),
-            *(
-                (size_of(infos[n]), infos[n].sha256, f"{name}: {n} does not match its checksum in the manifest")
-                for n in _in_file_order(infos)
-            ),
-        ]
-    )
-    left, checksum, problem = next(sections)
+    # The header is compared, not parsed: a parser would be one more thing that a stranger's file can attack.
+    sections = [(len(header), sha256(header).hexdigest(), f"{name}: the header does not match the manifest")]
+    for n in _in_file_order(infos):
+        sections.append(
+            (size_of(infos[n]), infos[n].sha256, f"{name}: {n} does not match its checksum in the manifest")
+        )
+    sections.append((2**63, "", ""))  # never full
+    following = iter(sections)
+    left, checksum, problem = next(following)  # left: bytes of this section that are still to come
     found, size = sha256(), 0
     for piece in pieces:
         rest = piece
@@ -225,7 +239,7 @@ def verified(manifest: Manifest, name: str, pieces: Iterable[memoryview]) -> Ite
             if found.hexdigest() != checksum:
                 raise Damaged(problem)
             rest = rest[left:]
-            left, checksum, problem = next(sections, (2**63, "", ""))  # after the last section: never full
+            left, checksum, problem = next(following)
             found = sha256()
         found.update(rest)
         left -= len(rest)
@@ -238,13 +252,12 @@ def verified(manifest: Manifest, name: str, pieces: Iterable[memoryview]) -> Ite
 def decode_part(manifest: Manifest, name: str, raw: memoryview) -> dict[str, Tensor]:
     """The tensors of a part, verified against the manifest; they share `raw`'s memory. Raises Damaged."""
     infos = manifest.tensors_by_part[name]
-    if len(raw) != manifest.parts[name].size:
-        raise Damaged(f"{name} has {len(raw)} bytes in place of {manifest.parts[name].size}")
     for _ in verified(manifest, name, [raw]):
         pass
     tensors, start = dict[str, Tensor](), len(header_of(infos))
     for n in _in_file_order(infos):
         dtype, end = TORCH_DTYPES[infos[n].dtype], start + size_of(infos[n])
+        # frombuffer refuses no bytes at all, as of a tensor with a 0 in its shape.
         flat = torch.frombuffer(raw[start:end], dtype=dtype) if end > start else torch.empty(0, dtype=dtype)
         tensors[n] = flat.view(infos[n].shape)
         start = end
@@ -253,5 +266,6 @@ def decode_part(manifest: Manifest, name: str, raw: memoryview) -> dict[str, Ten
 
 def digest_of(tensors: Mapping[str, TensorInfo]) -> str:
     """sha256 over the sorted lines `name dtype shape sha256`: equal digests mean equal training state."""
+    # Tensors alone, and not the parts: it must not depend on how they are packed.
     lines = sorted(f"{name} {t.dtype} {json.dumps(t.shape)} {t.sha256}\n" for name, t in tensors.items())
     return sha256("".join(lines).encode()).hexdigest()

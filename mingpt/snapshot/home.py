@@ -8,7 +8,7 @@ the run can always come first.
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,19 +32,18 @@ Gather = Callable[[Any], list[Any]]  # a JSON value of every process, by rank
 
 @dataclass(frozen=True)
 class Home:
-    """run, snapshots: the ranks that see run.dir and snapshot.dir as rank 0 does.
+    """Where the run lives, in the ranks of this attempt."""
 
-    host: rank 0's, if there are processes that do not see run.dir; else "".
-    """
-
+    # The ranks that see run.dir, and snapshot.dir, as rank 0 does.
     run: Sequence[int]
     snapshots: Sequence[int]
+    # Rank 0's host, if there are processes that do not see run.dir; else "".
     host: str = ""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a node has of a run. run: its id. attempt, step: its newest ones."""
+    """What a node has of a run: the run's id, its newest attempt and its newest step."""
 
     run: str | None
     attempt: int
@@ -52,29 +51,76 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a process tells the others at a start.
+class Trouble:
+    """Why a node can't use run.dir or snapshot.dir. Travels as JSON, so that all processes end with one exit code."""
 
-    node: equal for the processes of a node. head: whether the platform calls that node its first. writes: whether it
-    can write into both places, for its node. why_not: why it can't. problem: why it can't read them. sees_run,
-    sees_snapshots: the processes whose files it sees there. held, marker: what its node has, if it writes for it.
-    in_memory: the folder and the newest step of hot snapshots that its node keeps of the marker's run.
-    """
+    reason: str
+    # Whether the next start may work as it is (exit code 70), or the user must act (64).
+    may_pass: bool
+
+    @classmethod
+    def of(cls, error: UserError | TransientError) -> "Trouble":
+        return cls(str(error), isinstance(error, TransientError))
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What one process sees of the run's places at a start, for all others."""
 
     host: str
+    # Equal for the processes of a node. head: whether the platform calls that node its first.
     node: str
     head: bool
+    # Whether this process has written a probe, for its node, into both places; if it could not, why.
     writes: bool
-    why_not: str = ""
-    problem: str = ""
+    why_not: Trouble | None = None
+    # The processes whose probes it sees in run.dir and in snapshot.dir.
     sees_run: Sequence[int] = ()
     sees_snapshots: Sequence[int] = ()
+    # Of the process that looks for its node: what the node has of the run, its marker, or why it can't read them.
     held: Held | None = None
     marker: Marker | None = None
+    problem: Trouble | None = None
+    # The folder and the newest step of hot snapshots that the node keeps of the marker's run.
     in_memory: tuple[str, int] | None = None
 
 
-TOLD = TypeAdapter(Told)
+SIGHTING = TypeAdapter(Sighting)
+
+
+class _Probe:
+    """A file with a random name in each of the places. Nothing stays but what was there before."""
+
+    def __init__(self, places: Sequence[Folder]) -> None:
+        self.places = places
+        self.name = f"{PROBE}{uuid4().hex}"
+        self.why_not: Trouble | None = None
+        self._made: list[Path] = []  # folders, each after those that it is in
+
+    def write(self) -> None:
+        try:
+            for place in self.places:
+                root = Path(place.root)
+                missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+                self._made += reversed(missing)  # before they are made: that may fail half way
+                make_run_dir(place.given)
+                with place.named_errors():
+                    Path(place.path(self.name)).touch(exist_ok=False)
+        except (UserError, TransientError) as error:
+            self.why_not = Trouble.of(error)
+
+    def unlink(self) -> None:
+        for place in self.places:
+            with suppress(OSError):  # it was never written, or the disk fails now: the run itself will tell
+                os.unlink(place.path(self.name))
+
+    def clear(self) -> None:
+        """Remove the files, and the folders that were made for them: a start that is refused leaves nothing."""
+        self.unlink()
+        for folder in reversed(self._made):
+            # rmdir, since somebody may have put something there meanwhile. Then it fails, and the folder stays.
+            with suppress(OSError):
+                folder.rmdir()
 
 
 @dataclass
@@ -87,57 +133,56 @@ class HomeSearch:
     def settle(self, gather: Gather) -> list[int]:
         """Return the order in which the processes get their ranks: the present rank of each. Called by all processes.
 
-        Raises UserError in all of them, after all have told what they see. Nothing is left in the folders but what was
-        there.
+        Raises UserError or TransientError in all of them, after all have told what they see. Nothing is left in the
+        folders but what was there.
         """
-        env = Env.read()
         run, snapshots = Folder(self.config.run.dir), Store(self.config.snapshot.dir)
         # A probe in run.dir tells of a snapshot.dir below it, too.
         inside = self.config.snapshot.dir.startswith(self.config.run.dir.rstrip("/") + "/")
-        places = [place for place in (run, *([] if inside else [snapshots])) if place.local]
-        probe, why_not, made = f"{PROBE}{uuid4().hex}", "", list[str]()
-        several = env.size > 1 and env.local_size != env.size
-        if several and places and env.local_rank == 0:
-            made = [place.root for place in places if not os.path.exists(place.root)]
-            try:
-                for place in places:
-                    make_run_dir(place.given)
-                    Path(place.path(probe)).touch(exist_ok=False)
-            except (UserError, TransientError, OSError) as error:
-                why_not = str(error)
-        probes = gather(probe if several and places and env.local_rank == 0 and not why_not else None)
+        probe = _Probe([place for place in ([run] if inside else [run, snapshots]) if place.local])
+        try:
+            sightings = self._look(gather, probe, run, run if inside else snapshots)
+            # On a disk that nodes share, the one that has made the folder can remove it when the last probe is gone.
+            probe.unlink()
+            gather(None)
+        finally:  # also if another process never comes, so that this one waits in vain
+            probe.clear()
+        order, self.home = choose(sightings, run.shown, self.config.resume.anew)
+        return order
+
+    def _look(self, gather: Gather, probe: _Probe, run: Folder, snapshots: Folder) -> list[Sighting]:
+        """What each process sees, by rank."""
+        env = Env.read()
+        several = env.size > 1 and env.local_size != env.size  # nodes: processes of one see the same disk
+        first = env.local_rank == 0
+        probing = several and first and bool(probe.places)
+        if probing:
+            probe.write()
+        probes = gather(probe.name if probing and not probe.why_not else None)
 
         def seen(place: Folder) -> list[int]:
             if not (several and place.local):
                 return [*range(env.size)]
-            return [r for r, name in enumerate(probes) if name and os.path.exists(place.path(name))]
+            return [rank for rank, name in enumerate(probes) if name and os.path.exists(place.path(name))]
 
-        sees_run = seen(run)
-        sees_snapshots = sees_run if inside else seen(snapshots)
-        told = Told(
-            socket.gethostname(), env.node, env.head, env.local_rank == 0 and not why_not, why_not,
-            sees_run=sees_run, sees_snapshots=sees_snapshots,
-            **(self._found() if run.local and env.local_rank == 0 else {}),
+        sighting = Sighting(
+            socket.gethostname(), env.node, env.head, first and not probe.why_not, probe.why_not,
+            sees_run=seen(run), sees_snapshots=seen(snapshots),
+            **(self._of_node() if run.local and first else {}),
         )  # fmt: skip
-        everyone = [TOLD.validate_python(one) for one in gather(asdict(told))]
-        with suppress(OSError):  # all have looked
-            for place in places:
-                Path(place.path(probe)).unlink(missing_ok=True)
-            for root in made:  # a start that is refused leaves no folder
-                Path(root).rmdir()
-        order, self.home = choose(everyone, run.shown, self.config.resume.anew)
-        return order
+        return [SIGHTING.validate_python(one) for one in gather(asdict(sighting))]
 
-    def _found(self) -> dict[str, Any]:
-        """What this node has of the run, and its marker."""
-        run_dir = self.config.run.dir
+    def _of_node(self) -> dict[str, Any]:
+        """The fields of a Sighting that hold for a whole node."""
+        run_dir, store = self.config.run.dir, Store(self.config.snapshot.dir)
         try:
             marker, attempt = read_marker(run_dir), newest_number(run_dir)
-            steps = Store(self.config.snapshot.dir).steps() if Folder(self.config.snapshot.dir).local else []
+            steps = store.steps() if store.local else []
             held = Held(hot.find_run_id(run_dir), attempt, max(steps, default=0)) if attempt or steps else None
             return {"held": held, "marker": marker, "in_memory": self._in_memory(marker) if marker else None}
-        except (UserError, TransientError) as error:  # told after the others have told theirs
-            return {"problem": str(error)}
+        except (UserError, TransientError) as error:
+            # Not raised here: the others wait for this process, and would end much later, for another reason.
+            return {"problem": Trouble.of(error)}
 
     def _in_memory(self, marker: Marker) -> tuple[str, int] | None:
         own = hot.folder(self.config.snapshot.hot_dir, self.config.run.dir, marker.run)
@@ -145,82 +190,101 @@ class HomeSearch:
         return (str(own), max(steps)) if steps else None
 
 
-def choose(told: Sequence[Told], shown: str, anew: bool) -> tuple[list[int], Home]:
+def choose(sightings: Sequence[Sighting], shown: str, anew: bool) -> tuple[list[int], Home]:
     """The order of ranks, by present rank, and where the run lives, in ranks of that order.
 
-    told: of every process, by present rank. shown: run.dir for messages. anew: resume.anew. Raises UserError if two
-    nodes hold different runs, and if the node that holds this one is missing.
+    sightings: of every process, by present rank. shown: run.dir for messages. anew: resume.anew. Raises UserError if
+    two nodes hold different runs, if the node that holds this one is missing, or as a node's Trouble says.
     """
-    if problem := next((one.problem for one in told if one.problem), ""):
-        raise UserError(problem, everywhere=True)
-    everyone = [*range(len(told))]
-    writers = [rank for rank in everyone if told[rank].writes]
-    blocked = (one.why_not for one in told if one.why_not and (not writers or (one.held and not one.sees_run)))
-    if why_not := next(blocked, ""):  # what has the run but can't be written must not be passed over for a second run
-        raise UserError(why_not, everywhere=True)
-    held = {rank: own for rank in writers if (own := told[rank].held)}
-    # By id, then the newest attempt, then the newest step: after a rewind a higher step may be a stale one.
-    holder = max(held, key=lambda r: (held[r].attempt, held[r].step, told[r].head, -r), default=None)
-    # One without attempts may only see the holder's snapshots, in a folder that both share.
-    apart = (r for r, own in held.items() if own.attempt or holder not in told[r].sees_snapshots)
-    if holder is not None and (other := next((r for r in apart if held[r].run != held[holder].run), None)) is not None:
-        raise UserError(_two_runs(told, held, holder, other, shown), everywhere=True)
-    if not anew and (missing := _missing(told, held[holder] if holder is not None else None)):
-        raise UserError(_not_here(told, missing, shown), everywhere=True)
-    home = holder if holder is not None else _head(told, writers)
-    sees_run = [rank for rank in everyone if home in told[rank].sees_run]
-    sees_snapshots = {rank for rank in everyone if home in told[rank].sees_snapshots}
-    if len(sees_run) == len(told):
-        if len(sees_snapshots) < len(told):
+    _raise_first(one.problem for one in sightings)
+    writers = [rank for rank, one in enumerate(sightings) if one.writes]
+    # A disk that has the run but can't be written must not be passed over: a second run would begin on another one.
+    needed = [one for one in sightings if not writers or (one.held and not one.sees_run)]
+    _raise_first(one.why_not for one in needed)
+    holder = _holder(sightings, writers, shown)
+    if not anew and (missing := _missing(sightings, None if holder is None else sightings[holder].held)):
+        raise UserError(_not_here(sightings, missing, shown))
+    home = _head(sightings, writers) if holder is None else holder
+    everyone = [*range(len(sightings))]
+    sees_run = [rank for rank in everyone if home in sightings[rank].sees_run]
+    sees_snapshots = [rank for rank in everyone if home in sightings[rank].sees_snapshots]
+    if sees_run == everyone:
+        if sees_snapshots != everyone:
             raise UserError(
                 f"{shown} is shared by all nodes, and snapshot.dir is not: leave snapshot.dir out, or give a bucket or "
-                f"a folder that all nodes share",
-                everywhere=True,
+                f"a folder that all nodes share"
             )
         return everyone, Home(everyone, everyone)
-    first = {one.node: rank for rank, one in reversed([*enumerate(told)])}
-    order = sorted(everyone, key=lambda rank: (rank not in sees_run, first[told[rank].node], rank))
+    lowest = dict[str, int]()  # rank of each node
+    for rank in everyone:
+        lowest.setdefault(sightings[rank].node, rank)
+    # Whole nodes are moved, and local order is kept: sums travel in two hops, inside a node first.
+    order = sorted(everyone, key=lambda rank: (rank not in sees_run, lowest[sightings[rank].node], rank))
     return order, Home(
-        [new for new, rank in enumerate(order) if rank in sees_run],
-        [new for new, rank in enumerate(order) if rank in sees_snapshots],
-        told[order[0]].host,
+        [*range(len(sees_run))],
+        sorted(map(order.index, sees_snapshots)),
+        sightings[order[0]].host,
     )
 
 
-def _head(told: Sequence[Told], writers: Sequence[int]) -> int:
+def _raise_first(troubles: Iterable[Trouble | None]) -> None:
+    """Raise the first trouble that lasts, else the first: a new start would meet the one that lasts again."""
+    for trouble in sorted(filter(None, troubles), key=lambda trouble: trouble.may_pass):
+        raise (TransientError if trouble.may_pass else UserError)(trouble.reason)
+
+
+def _holder(sightings: Sequence[Sighting], writers: Sequence[int], shown: str) -> int | None:
+    """The process whose node has the newest of the run; None: no node has any. Raises UserError for two runs."""
+    held = dict[int, Held]()
+    for rank in writers:
+        if (own := sightings[rank].held) is not None:
+            held[rank] = own
+    if not held:
+        return None
+    # The newest attempt, then the newest step: after a rewind a higher step may be a stale one.
+    holder = max(held, key=lambda rank: (held[rank].attempt, held[rank].step, sightings[rank].head, -rank))
+    for rank, own in held.items():
+        # A node without attempts may only see the holder's snapshots, in a folder that both share.
+        only_sees = own.attempt == 0 and holder in sightings[rank].sees_snapshots
+        if own.run != held[holder].run and not only_sees:
+            one, two = (
+                f"{printable(sightings[r].host)} has one (attempt {held[r].attempt}, step {held[r].step})"
+                for r in sorted((holder, rank))
+            )
+            raise UserError(
+                f"{shown}: {one} and {two}, and these are different runs under one name: move one of the folders away, "
+                f"or give this run another run.name"
+            )
+    return holder
+
+
+def _head(sightings: Sequence[Sighting], writers: Sequence[int]) -> int:
     """The first process that can write on the platform's first node, else on that of rank 0, else anywhere."""
-    head = next((one.node for one in told if one.head), told[0].node)
-    return next((rank for rank in writers if told[rank].node == head), writers[0])
+    head = next((one.node for one in sightings if one.head), sightings[0].node)
+    return next((rank for rank in writers if sightings[rank].node == head), writers[0])
 
 
-def _missing(told: Sequence[Told], held: Held | None) -> Marker | None:
+def _missing(sightings: Sequence[Sighting], held: Held | None) -> Marker | None:
     """The newest marker of a run, or of attempts of this run, that no node here holds."""
-    markers = [one.marker for one in told if one.marker]
-    if held:
-        markers = [m for m in markers if m.run != held.run or m.attempt > held.attempt]
+    markers = list[Marker]()
+    for one in sightings:
+        # A copy of the folder may have been brought here, and an older copy is not the run.
+        if one.marker and not (held and held.run == one.marker.run and held.attempt >= one.marker.attempt):
+            markers.append(one.marker)
     return max(markers, key=lambda marker: marker.attempt, default=None)
 
 
-def _two_runs(told: Sequence[Told], held: dict[int, Held], holder: int, other: int, shown: str) -> str:
-    runs = " and ".join(
-        f"{printable(told[r].host)} has one (attempt {held[r].attempt}, step {held[r].step})"
-        for r in sorted((holder, other))
-    )
-    return (
-        f"{shown}: {runs}, and these are different runs under one name: move one of the folders away, or give this run "
-        f"another run.name"
-    )
-
-
-def _not_here(told: Sequence[Told], marker: Marker, shown: str) -> str:
-    where = printable(marker.host)
-    gone = "its folder is not there any more" if marker.host in {one.host for one in told} else ""
+def _not_here(sightings: Sequence[Sighting], marker: Marker, shown: str) -> str:
+    # The machine may be here under its old name, with a new and empty disk: only the folder is known to be missing.
     text = (
-        f"{shown}: this run is on {where}'s disk (step {marker.step} when last seen), and "
-        f"{gone or 'that machine is not among these nodes'}: start again with it; or copy its folder to one of these "
+        f"{shown}: this run is on {printable(marker.host)}'s disk (step {marker.step} when last seen), and none of "
+        f"these nodes has its folder: start again with that machine and that disk; or copy its folder to one of these "
         f"nodes; or give another run.name; or begin anew with resume.anew=true"
     )
-    kept = {one.in_memory: one.host for one in told if one.in_memory and one.marker and one.marker.run == marker.run}
+    kept = dict[tuple[str, int], str]()  # of nodes that keep the same step under the same path, one is enough
+    for one in sightings:
+        if one.in_memory and one.marker and one.marker.run == marker.run:
+            kept[one.in_memory] = one.host
     for (folder, step), host in kept.items():
         text += (
             f". {printable(host)} keeps step {step} in its memory, in {folder}: copied into snapshot.dir, a start with "

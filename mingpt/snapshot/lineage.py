@@ -26,8 +26,11 @@ NOTE, LONGEST_NOTE = "follows.json", 1024  # its bytes
 
 
 def is_on(line: Mapping[int, tuple[int, int]], manifest: Manifest) -> bool:
-    """Whether a snapshot is on a line of attempts. An attempt's own may be of the step that it continues: a fork's
-    first one, and one that was only in a node's memory.
+    """Whether a snapshot is on a line of attempts.
+
+    If attempt 3 has gone on from step 8 of attempt 2, the line is {3: (8, NO_END), 2: (4, 8), …}: step 10 of attempt 2
+    is not on it. An attempt's own may be of the step that it continues (8 of attempt 3): a fork's first one, and one
+    that was only in a node's memory.
     """
     first, end = line.get(manifest.attempt, (manifest.step + 1, 0))
     return first <= manifest.step <= end
@@ -39,25 +42,31 @@ def overtaken(store: Store, records: Mapping[int, Record]) -> list[int]:
     A step is off the line if the attempt that wrote it is older than a rewind to an earlier step, or older than an
     attempt that continued from an earlier step. In the second case it stays while that attempt has committed nothing.
     """
-    off: list[int] = []
     records = without_undone(records)
-    best, at, passed = 0, 0, list[int]()  # the newest attempt found so far, its newest step, and its other steps
-    rewinds = {n: r for n, r in records.items() if r.by == REWIND}
+    rewinds = {number: record for number, record in records.items() if record.by == REWIND}
+    off = list[int]()
+    rest = list[tuple[int, int]]()  # attempt and step
+    head = 0, 0  # the newest attempt that has committed something, and its newest step
     for step in store.steps():
-        if best and step <= _start_of(records, best) and not _newer_began_below(records, best, at):
-            break  # usually at once: the newest snapshot is the newest attempt's
+        # No manifest below that step can change the answer. Usually this is so at the second one: the newest snapshot
+        # is the newest attempt's. To read all of them would cost a start one request each.
+        if rest and step <= _start_of(records, head[0]) and not _newer_began_below(records, *head):
+            break
+        # One that is bad stays where it is: `restore` sets it aside, and says why.
         if (manifest := manifest_or_none(store, step)) is None:
             continue
-        # A snapshot that somebody has rewound to counts as the rewind's.
-        chosen = (n for n, r in rewinds.items() if (r.from_step, r.from_digest) == (step, manifest.digest))
-        attempt = max(manifest.attempt, *chosen, 0)
-        if _newer_began_below(rewinds, attempt, step) or (attempt < best and step > _start_of(records, best)):
+        attempt = manifest.attempt
+        for number, rewind in rewinds.items():
+            # A snapshot that somebody has rewound to counts as the rewind's, or else the rewind would cut it off.
+            if (rewind.from_step, rewind.from_digest) == (step, manifest.digest):
+                attempt = max(attempt, number)
+        if _newer_began_below(rewinds, attempt, step):
             off.append(step)
-        elif attempt > best:
-            off += [s for s in (at, *passed) if s]
-            best, at, passed = attempt, step, []
         else:
-            passed.append(step)
+            rest.append((attempt, step))
+            head = max(head, (attempt, step))
+    start = _start_of(records, head[0])
+    off += [step for attempt, step in rest if attempt < head[0] and step > start]
     return sorted(off, reverse=True)
 
 
@@ -67,6 +76,7 @@ def _newer_began_below(records: Mapping[int, Record], attempt: int, step: int) -
 
 
 def _start_of(records: Mapping[int, Record], attempt: int) -> int:
+    # No claim: with snapshot.dir set, run.dir may be a new folder.
     return records[attempt].from_step if attempt in records else 0
 
 
@@ -82,24 +92,21 @@ def set_overtaken_aside(store: Store, records: Mapping[int, Record], log: Callab
 
 
 @dataclass(frozen=True)
-class Newest:
-    """The newest durable snapshot on the run's line: what a node compares its hot snapshots with. step 0: none.
+class NewestDurable:
+    """The newest durable snapshot on the run's line: what a node compares its hot snapshots with."""
 
-    attempt: the number of the attempt that wrote it. result: the config and numerics that its bits follow from.
-    unreadable: damaged steps above it. rewound: the attempt number of the last rewind; 0: none.
-    """
-
-    step: int = 0
+    step: int = 0  # 0: there is none
     digest: str | None = None
-    attempt: int = 0
-    result: Any = None
-    unreadable: tuple[int, ...] = ()
-    rewound: int = 0
+    attempt: int = 0  # the number of the one that wrote it
+    result: Any = None  # the config and numerics that its bits follow from
+    unreadable: tuple[int, ...] = ()  # damaged steps above it
+    rewound: int = 0  # the attempt number of the last rewind; 0: there was none
 
     @classmethod
-    def of(cls, store: Store, records: Mapping[int, Record] = MappingProxyType({})) -> "Newest":
+    def of(cls, store: Store, records: Mapping[int, Record] = MappingProxyType({})) -> "NewestDurable":
         rewound = max((n for n, record in records.items() if record.by == REWIND), default=0)
         unreadable: list[int] = []
+        # Folders, and not committed steps: a damaged one may have been set aside, and has no manifest any more.
         for step in store.folders():
             if manifest := manifest_or_none(store, step):
                 return cls(step, manifest.digest, manifest.attempt, _result(manifest), tuple(unreadable), rewound)
@@ -116,14 +123,11 @@ def _result(manifest: Manifest) -> Any:
 
 @dataclass(frozen=True)
 class HotBase:
-    """A note beside the hot snapshots: the newest durable one that they continue (step 0: none).
+    """A note beside the hot snapshots: the newest durable one that they continue."""
 
-    attempt: the number of the attempt that wrote the note.
-    """
-
-    attempt: Count
-    step: Count
-    digest: str | None
+    attempt: Count  # the number of the one that wrote the note
+    step: Count  # 0: they continue nothing durable
+    digest: str | None  # None: not known, since it is damaged
 
     def write(self, memory: Store) -> None:
         memory.write(NOTE, json.dumps(asdict(self)).encode())
@@ -140,23 +144,29 @@ class HotBase:
 HOT_BASE = TypeAdapter(HotBase)
 
 
-def stale_steps(memory: Store, newest: Newest) -> list[int]:
+def stale_steps(memory: Store, newest: NewestDurable) -> list[int]:
     """The hot steps that do not continue the newest durable snapshot."""
     base = HotBase.read(memory)
-    return [step for step in memory.steps() if not _continues(memory, step, base, newest)]
+    return [step for step in memory.steps() if not _hot_continues(memory, step, base, newest)]
 
 
-def _continues(memory: Store, step: int, base: HotBase | None, newest: Newest) -> bool:
+def _hot_continues(memory: Store, step: int, base: HotBase | None, newest: NewestDurable) -> bool:
+    # A note from before the last rewind, which clears only its own node's memory: what lies beside the note is what
+    # somebody wanted to get rid of.
     if base is None or base.attempt < newest.rewound:
         return False
-    if newest.step < base.step:  # the base is gone: deleted by somebody who went back, or only damaged?
+    if newest.step < base.step:
+        # The base is gone. If it is damaged, memory has what was computed from it while it was good. If somebody has
+        # deleted it to go back, memory must not bring that back.
         return base.step in newest.unreadable
     if newest.step == base.step:
         return newest.digest == base.digest
-    # A newer snapshot is durable. It is of the same line if the same attempt wrote it, or if it has the same bits.
+    # A newer snapshot is durable, which this node did not hear of. It is of the same line if the same attempt wrote it,
+    # or if it has the same bits.
     if newest.attempt == base.attempt:
         return True
     manifest = manifest_or_none(memory, step)
+    # Without a manifest nobody can tell: `restore` finds out, and sets it aside.
     return manifest is None or newest.result == _result(manifest)
 
 
@@ -185,27 +195,40 @@ def rewind(
         )
     with damage_as(UserError, store, step, ": choose another step"):
         manifest = read_manifest(store, step)
+    # The claim comes first: if this is killed after it, the next start sets the rest aside, as overtaken.
     Attempt.claim(
-        run_dir, step, manifest.digest, manifest.attempt, by=REWIND, above=_newest(store, manifest), dropped=dropped
+        run_dir,
+        step,
+        manifest.digest,
+        manifest.attempt,
+        by=REWIND,
+        above=_newest_attempt(store, manifest),
+        dropped=dropped,
     )
-    _set_aside(run_dir, store, hot_dir, lambda tier, s: s > step, log)
+    _set_rewound_aside(run_dir, store, hot_dir, lambda tier, s: s > step, log)
     log(f"the next attempt starts from step {step}, digest {manifest.digest}")
 
 
-def _newest(store: Store, manifest: Manifest) -> int:
+def _newest_attempt(store: Store, manifest: Manifest) -> int:
     """The newest attempt that a snapshot names: with snapshot.dir set, run.dir may be new and have no claims."""
-    return max([manifest.attempt, *(found.attempt for s in store.steps() if (found := manifest_or_none(store, s)))])
+    newest = manifest.attempt
+    for step in store.steps():
+        if other := manifest_or_none(store, step):
+            newest = max(newest, other.attempt)
+    return newest
 
 
-def _set_aside(
+def _set_rewound_aside(
     run_dir: str, store: Store, hot_dir: str, which: Callable[[Store, int], bool], log: Callable[[str], None]
 ) -> None:
     memory = hot.find_hot(hot_dir, run_dir)
     for tier in (store, *([memory] if memory else [])):
         with tier.named_errors():
-            for newer in [s for s in tier.steps() if which(tier, s)]:
-                name = tier.set_aside(newer, REWOUND)
-                log(f"step {newer}: set aside (its manifest is now {tier.folder_url(newer)}/{name})")
+            # Newest first: if this is killed half way, what is left is a line without a hole.
+            for step in tier.steps():
+                if which(tier, step):
+                    name = tier.set_aside(step, REWOUND)
+                    log(f"step {step}: set aside (its manifest is now {tier.folder_url(step)}/{name})")
 
 
 def rewound(
@@ -230,9 +253,12 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
     Raises UserError, before it changes anything, if there is none, or nothing that can be brought back.
     """
     claims, shown = records(run_dir), without_secrets(run_dir)
+    back = dict[int, tuple[str, Manifest]]()
     claim = claims.get(max(claims, default=0))
-    back = _left_by(claims, claim.undoes, store, log) if claim and claim.undoes in claims else {}
-    if not back:  # the newest claim is no undoing that was interrupted
+    if claim and claim.undoes in claims:
+        # The newest claim is an undoing. If something is left of it to bring back, it was killed: go on with it.
+        back = _left_by(claims, claim.undoes, store, log)
+    if not back:
         number = _to_undo(claims)
         if not number:
             raise UserError(f"{shown}: no rewind is there that could be undone")
@@ -244,7 +270,13 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
             )
         newest = back[max(back)][1]
         claim = Attempt.claim(
-            run_dir, newest.step, newest.digest, newest.attempt, by=REWIND, above=_newest(store, newest), undoes=number
+            run_dir,
+            newest.step,
+            newest.digest,
+            newest.attempt,
+            by=REWIND,
+            above=_newest_attempt(store, newest),
+            undoes=number,
         ).record
     assert claim is not None
     assert claim.undoes is not None
@@ -254,9 +286,10 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
         found = manifest_or_none(tier, step)
         return step > start and not (found and is_on(line, found))
 
-    _set_aside(run_dir, store, hot_dir, came_after, log)
+    _set_rewound_aside(run_dir, store, hot_dir, came_after, log)
     with store.named_errors():
-        for step, (name, _) in sorted(back.items(), reverse=True):  # an attempt that starts meanwhile has the newest
+        # The newest first: an attempt that starts meanwhile begins from it, as if all were back.
+        for step, (name, _) in sorted(back.items(), reverse=True):
             store.bring_back(step, name)
             log(f"step {step}: brought back")
     log(f"the next attempt starts from step {claim.from_step}, digest {claim.from_digest}")
@@ -264,26 +297,31 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
 
 def _to_undo(claims: Mapping[int, Record]) -> int:
     """The number of the newest rewind that was not undone; 0: there is none."""
-    rewinds = (n for n, r in without_undone(claims).items() if r.by == REWIND and r.undoes is None)
-    return max((n for n in rewinds if not _went_nowhere(claims, n)), default=0)
+    newest = 0
+    for number, record in without_undone(claims).items():
+        if record.by == REWIND and record.undoes is None and not _went_nowhere(claims, number):
+            newest = max(newest, number)
+    return newest
 
 
 def _left_by(
     claims: Mapping[int, Record], number: int, store: Store, log: Callable[[str], None]
 ) -> dict[int, tuple[str, Manifest]]:
     """What a rewind has set aside of the line before it, and is aside now, by step, if its parts are still there."""
-    line, found = line_of(claims, number - 1), dict[int, tuple[str, Manifest]]()
-    for step in [step for step in store.folders() if step > claims[number].from_step]:
+    line, left = line_of(claims, number - 1), dict[int, tuple[str, Manifest]]()
+    for step in store.folders():
+        if step <= claims[number].from_step:
+            break  # they come newest first
         try:
             for name, manifest in rewound(store, step, log):
                 if is_on(line, manifest):
                     for part, info in manifest.parts.items():
                         store.check_size(step, part, info.size)
-                    found[step] = name, manifest
+                    left[step] = name, manifest
                     break
         except (Damaged, Unreadable) as problem:
             log(f"step {step}: can't be brought back: {problem}")
-    return found
+    return left
 
 
 def _went_nowhere(claims: Mapping[int, Record], number: int) -> bool:

@@ -1,18 +1,19 @@
-"""Find snapshots, read one and verify all of it on the way, copy one to another store."""
+"""Find snapshots, read one and verify all of it on the way."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.folder import Folder
-from mingpt.localfile import T
-from mingpt.redact import printable, without_secrets
+from mingpt.localfile import Buffer, T
+from mingpt.redact import without_secrets
 from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
@@ -132,13 +133,16 @@ class Found:
 
 def best_step(found: Found) -> int | None:
     """The step with the lowest validation loss, of equal ones the oldest, among those measured as the newest's was."""
-    read = [manifest for step in found.steps if (manifest := manifest_or_none(found.store, step))]
-    alike = [
-        (loss, m.step)
-        for m in read
-        if m.validated_on == read[0].validated_on and (loss := m.metrics.val_loss) is not None
-    ]
-    return min(alike)[1] if alike else None
+    measured_on: tuple[Any, Any] | None = None
+    losses = list[tuple[float, int]]()
+    for step in found.steps:
+        if (manifest := manifest_or_none(found.store, step)) is None:
+            continue
+        if measured_on is None:  # losses on other samples can't be compared
+            measured_on = manifest.validated_on
+        if manifest.metrics.val_loss is not None and manifest.validated_on == measured_on:
+            losses.append((manifest.metrics.val_loss, step))
+    return min(losses)[1] if losses else None
 
 
 def split_url(url: str) -> tuple[str, int | None]:
@@ -212,47 +216,14 @@ def damage_as(kind: type[Exception], store: Store, step: int, cure: str = "") ->
         raise kind(f"{store.folder_url(step)}: {damage}{cure}") from damage
 
 
-# To another store: the manifest last
-
-
-def check_same_run(source: Store, target: Store) -> None:
-    """Raise UserError if the target has a step of another run: a run there would be made of both."""
-    ours = [manifest for step in source.steps() if (manifest := manifest_or_none(source, step))]
-    for step in target.steps() if ours else []:
-        theirs = manifest_or_none(target, step)
-        if theirs and not any(_continues(mine, theirs) for mine in ours):
-            runs = printable(f"{theirs.run}, not {ours[0].run}")
-            raise UserError(
-                f"{target.url}: step {step} is there, of another run ({runs}): nothing was copied; give another place"
-            )
-
-
-def _continues(newer: Manifest, older: Manifest) -> bool:
-    """Whether one line of attempts leads through both. One attempt has one config."""
-    attempts = len(older.history)
-    return older.history == newer.history[:attempts] and (attempts < len(newer.history) or older.config == newer.config)
-
-
-def copy_step(source: Store, target: Store, step: int, log: Callable[[str], None]) -> None:
-    """Copy one snapshot. Raises Damaged if the source is damaged; the target then has no manifest."""
-    manifest = read_manifest(source, step)
-    for name in sorted(manifest.parts):
-        copy_part(source, target, manifest, name)
-    with target.named_errors():
-        committed = target.commit(manifest)
-    if not committed and read_manifest(target, step).digest != manifest.digest:
-        raise UserError(
-            f"{target.url}: another process has meanwhile written another snapshot of step {step}: it stays; copy to "
-            f"another place, or delete it first"
-        )
-    log(f"step {step}: copied to {target.folder_url(step)}, digest {manifest.digest}")
-
-
 def copy_part(source: Store, target: Store, manifest: Manifest, name: str) -> None:
-    """Read a part, verify it on the way, and write it. Raises Damaged."""
+    """Read a part, verify it on the way, and write it to another store. Raises Damaged."""
     with target.named_errors():
-        pieces = verified_pieces(source, manifest, name)  # each is valid until the next
-        target.write_part(manifest.step, name, pieces if target.local else [bytes(piece) for piece in pieces])
+        pieces: Iterable[Buffer] = verified_pieces(source, manifest, name)
+        if not target.local:
+            # A bucket's upload takes all of them at a time, and each is valid only until the next one is read.
+            pieces = [bytes(piece) for piece in pieces]
+        target.write_part(manifest.step, name, pieces)
         try:
             target.check_size(manifest.step, name, manifest.parts[name].size)
         except Damaged as problem:

@@ -8,13 +8,13 @@ replaced node gets the hot tier's step from a node that has it.
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from torch import Tensor
 
 from mingpt.errors import Damaged, TransientError, Unreadable, UserError
 from mingpt.snapshot.format import Kind, Manifest, decode_part
-from mingpt.snapshot.lineage import Newest, stale_steps
+from mingpt.snapshot.lineage import NewestDurable, stale_steps
 from mingpt.snapshot.manifest import decode_manifest, encode_manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, Part, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
@@ -37,7 +37,7 @@ def restore(
     hot: Store | None,
     world: World,
     log: Callable[[str], None],
-    newest: Newest,
+    newest: NewestDurable,
     take: Take,
     readers: Sequence[int] = (),
 ) -> Restored | None:
@@ -52,6 +52,7 @@ def restore(
     hot snapshots that do not continue it are removed. Raises UserError in all processes if one of them has met one, and
     TransientError if snapshots are there and none can be read.
     """
+    # Rank 0's listing for all: a bucket's listings may differ from one moment to the next.
     durable_steps: list[int] = world.run_on_main(durable.steps)
     if hot and world.local_rank == 0:
         for stale in stale_steps(hot, newest):
@@ -60,39 +61,45 @@ def restore(
                 f"as its note tells: it was overtaken, or somebody went back: removed"
             )
             hot.delete(stale)
-    world.barrier()
-    unreadable = dict[int, str]()  # these stay where they are; why
+    world.barrier()  # the node's other processes must not list what is being deleted
+    unreadable = dict[int, str]()  # why, by step; these stay where they are, since they may be good
     while True:
+        # Listed anew each time: a node sets its own damaged copies aside, and another one's may still be good.
         own = [step for step in hot.steps() if step not in unreadable] if hot else []
-        hot_steps = [set(steps) for steps in world.gather(own)]
-        step = max([*durable_steps, *(s for steps in hot_steps for s in steps)], default=None)
+        hot_steps: list[list[int]] = world.gather(own)
+        step = max([*durable_steps, *chain(*hot_steps)], default=None)
         if step is None and unreadable:
+            # Not the start of a new run, which would in the end delete what nobody can read now.
             raise TransientError(f"{durable.shown}: no snapshot can be read: {unreadable[max(unreadable)]}")
         if step is None:
             return None
         # The hot tier first: it costs no traffic of the durable store.
         holders = [rank for rank, steps in enumerate(hot_steps) if step in steps]
         store = hot if hot and holders else durable
-        found = _read_together(store, step, holders or readers or range(world.size), world, take)
-        if isinstance(found, Restored):
-            return found
-        if problem := next((finding.unreadable for finding in found if finding.unreadable), None):
-            unreadable[step] = problem
+        outcome = _read_together(store, step, holders or readers or range(world.size), world, take)
+        if isinstance(outcome, Restored):
+            return outcome
+        finders = list[int]()  # ranks
+        for rank, finding in enumerate(outcome):
+            if finding.unreadable:
+                unreadable.setdefault(step, finding.unreadable)
+            if finding.damage:
+                finders.append(rank)
+        if step in unreadable:
             durable_steps = [s for s in durable_steps if s != step]
             if world.is_main:
-                what = f"UNREADABLE SNAPSHOT of step {step}: {problem}"
+                what = f"UNREADABLE SNAPSHOT of step {step}: {unreadable[step]}"
                 log(f"{what}. It stays as it is; trying the next older one.")
             continue
-        finders = [rank for rank, finding in enumerate(found) if finding.damage]
         if not holders:
             durable_steps.remove(step)
             finders = finders[:1]  # all readers see the same store: one of them sets it aside
         if world.rank in finders:
-            _set_aside(store, step, str(found[world.rank].damage), log)
+            _set_damaged_aside(store, step, str(outcome[world.rank].damage), log)
         world.barrier()
 
 
-def _set_aside(store: Store, step: int, damage: str, log: Callable[[str], None]) -> None:
+def _set_damaged_aside(store: Store, step: int, damage: str, log: Callable[[str], None]) -> None:
     with store.named_errors(), suppress(FileNotFoundError):  # another process of the node was faster
         name = store.set_aside(step)
         log(
@@ -105,14 +112,15 @@ def _set_aside(store: Store, step: int, damage: str, log: Callable[[str], None])
 class _Finding:
     """What one process has found at a step. Travels to the others as JSON."""
 
-    digest: str | None = None
-    damage: str | None = None
-    unreadable: str | None = None
+    digest: str | None = None  # of the snapshot that it has
+    damage: str | None = None  # what is wrong with it: it is set aside
+    unreadable: str | None = None  # why it can't be had now: it stays
     problems: tuple[str, ...] = ()  # of a UserError
 
 
 def _find(world: World, act: Callable[[], str | None]) -> list[_Finding]:
     """What each process finds in `act`, by rank; `act` returns a digest. Raises UserError in all if one raises it."""
+    # No process may leave here by an exception of its own: the others would wait for it until their time limit.
     try:
         finding = _Finding(digest=act())
     except Damaged as error:
@@ -143,19 +151,28 @@ def _read_together(
         return own[0].digest if own else None
 
     findings = _find(world, read_own)
-    digest = next((f.digest for f in findings if f.digest), None)
-    # Nodes with different numerics may hold different bits of one step. The lowest rank's digest is taken.
-    readers = [rank for rank, f in enumerate(findings) if digest and f.digest == digest]
+    readers, digest = list[int](), None
+    for rank, finding in enumerate(findings):
+        # Nodes with different numerics may hold different bits of one step. The lowest rank's digest is taken.
+        digest = digest or finding.digest
+        if digest and finding.digest == digest:
+            readers.append(rank)
     if not readers:
         return findings
     text = encode_manifest(own[0]).decode() if world.rank == readers[0] else None
     manifest = decode_manifest(world.gather(text)[readers[0]].encode())
     put, names = take(manifest), sorted(manifest.parts)
+    # Each reader takes every len(readers)-th part, so one file system or bucket is read by all of them at a time.
     mine = names[readers.index(world.rank) :: len(readers)] if world.rank in readers else []
     with closing(read_parts(store, manifest, mine, ahead=max(1, PARALLEL_PARTS // len(readers)))) as parts:
         for first in range(0, len(names), len(readers)):
             part = list[Part]()  # this process's of those that are broadcast next, if it has one
-            findings = _find(world, lambda: part.extend(one for _, one in islice(parts, 1)))  # noqa: B023
+
+            def read_next(into: list[Part] = part) -> None:
+                into.extend(one for _, one in islice(parts, 1))
+
+            # Before the broadcasts: a reader that can't read its part would leave the others in the middle of them.
+            findings = _find(world, read_next)
             if any(f.damage or f.unreadable for f in findings):
                 return findings
             for name, reader in zip(names[first:], readers, strict=False):

@@ -22,7 +22,7 @@ import torch
 from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, TransientError, Unreadable, UserError
 from mingpt.localfile import Buffer
 from mingpt.snapshot.attempts import Attempt
-from mingpt.snapshot.format import FORMAT, Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
+from mingpt.snapshot.format import Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
 from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.staging import Staged, StagedPart, Staging, trim_memory
@@ -310,7 +310,7 @@ class SnapshotWriter:
             parts = {name: PartInfo(**p) for r in reports for name, p in r["parts"].items()}
             tensors = {name: TensorInfo(**t) for r in reports for name, t in r["tensors"].items()}
             manifest = Manifest(
-                format=FORMAT, step=step, digest=digest_of(tensors), parts=parts, tensors=tensors, metrics=metrics,
+                step=step, digest=digest_of(tensors), parts=parts, tensors=tensors, metrics=metrics,
                 **self.provenance,
             )  # fmt: skip
             self.retry(partial(self._commit, manifest))

@@ -10,14 +10,16 @@ from torch import Tensor, nn
 
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.buckets import Bucket, Sliced, make_buckets
-from mingpt.compute.exchange import narrow_names, pack
+from mingpt.compute.exchange import pack
 from mingpt.compute.guard import Range, merged
-from mingpt.compute.optimizer import Method, Rule, Update, muon_names, roles, rules, trainable
+from mingpt.compute.optimizer import Method, Update
 from mingpt.compute.reduction import ExactReduction, FastReduction
+from mingpt.compute.rules import Rule, muon_names, roles, rules, trainable
 from mingpt.compute.stats import Flags, StatsExchange
 from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
+from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import SharedState
 from mingpt.world.world import World
 
@@ -94,7 +96,7 @@ def make_context(
     named, role_of = trainable(model), roles(model)
     buckets = make_buckets(named, muon_names(config.optimizer.name, role_of), world, config.shards)
     # Nobody knows what a user's model reads in float32, even if its class derives from one of ours.
-    narrow = set[str]() if isinstance(config.model, Own) else narrow_names(model, autocast)
+    ours = model if isinstance(model, LanguageModel) and not isinstance(config.model, Own) else None
     by_name = rules(named, config.optimizer, role_of)
     update = Update(
         buckets,
@@ -106,7 +108,7 @@ def make_context(
         tokens_per_microbatch=plan.micro_size * config.model.block_size,
         fp16=config.precision == "fp16",
         health=config.health,
-        in_16_bits=pack(buckets, narrow, autocast),
+        in_16_bits=pack(buckets, ours.linear_matrices() if ours else set[str](), autocast),
         own=own(buckets, by_name, world) if own else None,
     )
     fast = config.reduce == "fast"

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from mingpt.compute.batches import derive
-from mingpt.compute.optimizer import trainable
+from mingpt.compute.rules import trainable
 from mingpt.config.plugin import describe
 from mingpt.config.schema import Config
 from mingpt.config.section import Own, Section

@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mingpt.compute.buckets import BUCKET_BYTES, flight_count
+from mingpt.compute.buckets import BUCKET_BYTES, exchange_count
 from mingpt.compute.exchange import subtrees_by_rank
 from mingpt.compute.numerics import autocast_for
-from mingpt.compute.optimizer import muon_names, roles, trainable
-from mingpt.compute.reduction import UNDER_WAY
+from mingpt.compute.reduction import MAX_IN_FLIGHT
+from mingpt.compute.rules import muon_names, roles, trainable
 from mingpt.compute.tree import shares, whole_subtrees
 from mingpt.config.schema import Config
 from mingpt.model.language import LanguageModel
@@ -198,9 +198,9 @@ def footprint(config: Config, model: Model, processes: int, per_node: int, graph
     steps = [[(int(several), 0)]] if fast else [changes_of_sums(mine, microbatches) for mine in ranges]
     rows = [*map(len, subtrees_by_rank(*shape, microbatches)[0])]  # of a bucket, in its first hop
     sent, received = max(rows), sum(rows) / processes  # times what is under way
-    cut = flight_count(model.first) if shape[0] > 1 else 1
+    cut = exchange_count(model.first) if shape[0] > 1 else 1
     flight = min(g, max(BUCKET_BYTES, model.others, model.first // cut)) * (processes > 1 and not fast)
-    flights, kept = UNDER_WAY * flight, sent * model.first * (cut > 1)
+    flights, kept = MAX_IN_FLIGHT * flight, sent * model.first * (cut > 1)
     positions = config.batch.micro_size * config.model.block_size
     # Beside its graph, a replayed microbatch needs nothing but copies of the gradients that begin a partial sum.
     replayed = replace(model, points=[(0, 0), (g, g)]) if graphs and not fast else model

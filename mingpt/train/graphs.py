@@ -130,7 +130,7 @@ class MicrobatchGraph:
 
     def add(self, microbatch: int, last: bool) -> None:
         """Add the gradients of the last replay to the sum. last: this microbatch is the process's last one."""
-        self.reduction.take(microbatch, last, self.gradients)
+        self.reduction.accumulate(microbatch, last, self.gradients)
 
     def _load(self, batch: Sequence[Tensor]) -> None:
         for fixed, tensor in zip(self.inputs, batch, strict=True):

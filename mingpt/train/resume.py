@@ -17,7 +17,8 @@ from mingpt.compute.guard import guard_layout
 from mingpt.compute.layout import misfits, state_layout
 from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
-from mingpt.compute.optimizer import Method, batch_factor, muon_names, roles, schedule_factor
+from mingpt.compute.optimizer import Method, batch_factor, schedule_factor
+from mingpt.compute.rules import muon_names, roles
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import declared, filled
 from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule

@@ -34,22 +34,26 @@ def form_of(model: LanguageModel) -> Form:
 
 
 def config_problems(config: Mapping[str, Any], form: Form) -> list[str]:
-    """How a config.json differs from the model section and the data's vocabulary, with what to set."""
+    """Say how a config.json differs from the model section and the data's vocabulary, with what to set."""
     shape, sizes = form.config, form.sizes(config)
+    # First, and alone: the comparisons below are of whole numbers, and a stranger's file may hold anything.
     if wrong := [f"{theirs}={value!r}" for theirs, value in sizes.values() if not _is_size(value)]:
         return [f"config.json says {', '.join(wrong)}: give whole numbers from 1 to {LARGEST}"]
-    problems = [
-        f"weights of another architecture: config.json says {key}={config[key]!r}, {form.name} has {known[0]!r}"
-        for key, known in form.published.items()
-        if config.get(key, known[0]) not in known
-    ]
+    problems = list[str]()
+    for key, known in form.published.items():
+        if config.get(key, known[0]) not in known:
+            problems.append(
+                f"weights of another architecture: config.json says {key}={config[key]!r}, {form.name} has {known[0]!r}"
+            )
     problems += form.problems(config)
+    # These two may differ: rows of padding, and fewer positions than the weights have.
     rows, positions = sizes.pop("vocab_size")[1], sizes.pop("block_size")[1]
-    problems += [
-        f"the weights have {theirs} {value}, the model has {ours} {getattr(shape, ours)}: set model.{ours}={value}"
-        for ours, (theirs, value) in sizes.items()
-        if value != getattr(shape, ours)
-    ]
+    for ours, (theirs, value) in sizes.items():
+        if value != getattr(shape, ours):
+            problems.append(
+                f"the weights have {theirs} {value}, the model has {ours} {getattr(shape, ours)}: set "
+                f"model.{ours}={value}"
+            )
     if shape.block_size > positions:
         problems.append(
             f"the weights have {positions} positions, and model.block_size={shape.block_size}: set "
@@ -65,13 +69,15 @@ def config_problems(config: Mapping[str, Any], form: Form) -> list[str]:
 
 
 def tensor_problems(tensors: Mapping[str, Tensor], config: Mapping[str, Any], form: Form) -> list[str]:
-    """How the tensors, under our names, differ from what their own config.json says."""
+    """Say how the tensors, under our names, differ from what their own config.json says."""
     sizes = form.sizes(config)
     rows, positions = sizes["vocab_size"][1], sizes["block_size"][1]
     theirs: Any = replace(form.config, vocab_size=rows, block_size=positions, vocab_multiple=1)
+    # Some files of tied models hold the embedding twice, also as a head, which our model does not have.
     own = {name: tensor for name, tensor in tensors.items() if not (form.tied and name == form.head)}
     try:
-        with torch.device("meta"):  # shapes only
+        # Shapes only: torch itself lists what is missing, unknown or of another shape.
+        with torch.device("meta"):
             form.model(theirs).load_state_dict(own, assign=True)
     except RuntimeError as error:
         listed = " ".join(str(error).split())[:LONGEST]

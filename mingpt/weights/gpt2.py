@@ -20,16 +20,17 @@ MASK = re.compile(r"\.attn\.(masked_)?bias$")
 
 
 class GPT2Form:
-    """name: of the architecture. convert: transformers' class. embedding, head: names of tensors.
-
-    tied: the model has no head of its own. published: the values of the published GPT-2; transformers also knows
-    variants, which our model does not compute.
-    """
+    """GPT-2's form. What a form has, Qwen3Form has, too."""
 
     model = GPT
+    # Of the architecture: as people write it, as config.json does, and transformers' class.
     name, model_type, convert = "GPT-2", "gpt2", "GPT2LMHeadModel"
+    # Names of tensors.
     embedding, head = "transformer.wte.weight", "lm_head.weight"
+    # The model has no head of its own.
     tied = True
+    # Of the published GPT-2, which a config.json may leave out. transformers also knows variants, which our model does
+    # not compute.
     published: Mapping[str, tuple[object, ...]] = {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
         "layer_norm_epsilon": (1e-5,),
@@ -43,19 +44,23 @@ class GPT2Form:
         self.config = model.config
 
     def sizes(self, config: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-        """By our key in the model section: their key in a config.json, and its value; nothing is checked."""
+        """Give, by our key in the model section, their key in a config.json and its value; nothing is checked."""
         return {ours: (theirs, config.get(theirs, default)) for ours, (theirs, default) in SIZES.items()}
 
     def problems(self, config: Mapping[str, Any]) -> list[str]:
-        """What else in a config.json our model does not compute, or computes only with other settings."""
+        """Say what else in a config.json our model does not compute, or computes only with other settings."""
         if (inner := config.get("n_inner")) in (None, 4 * config.get("n_embd", SIZES["n_embd"][1])):
             return []
         return [f"weights of another architecture: config.json says n_inner={inner!r}, not 4 x n_embd"]
 
     def renamed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add `transformer.`, which the published checkpoints leave out; drop older ones' attention masks."""
-        weights = {name: tensor for name, tensor in tensors.items() if not MASK.search(name)}
-        return {n if n.startswith(("transformer.", self.head)) else f"transformer.{n}": t for n, t in weights.items()}
+        renamed = dict[str, Tensor]()
+        for name, tensor in tensors.items():
+            if not MASK.search(name):
+                has_prefix = name.startswith(("transformer.", self.head))
+                renamed[name if has_prefix else f"transformer.{name}"] = tensor
+        return renamed
 
     def config_json(self) -> dict[str, Any]:
         """The config.json of our model, without the numbers of special tokens."""

@@ -37,6 +37,7 @@ class Qwen3Form:
     def __init__(self, model: Modern) -> None:
         self.config = model.config
         self.tied = self.config.tied
+        # Three architectures that differ in these two settings alone, so one class has all of them.
         self.name = "Qwen3" if self.config.qk_norm else "Qwen2" if self.config.qkv_bias else "Llama"
         self.model_type = self.name.lower()
         self.convert = f"{self.name}ForCausalLM"
@@ -52,8 +53,9 @@ class Qwen3Form:
         problems = list[str]()
         rope = config.get("rope_parameters") or config.get("rope_scaling")  # transformers 5, and before
         rope = rope if isinstance(rope, dict) else {}
-        kind, ends = rope.get("rope_type", rope.get("type", "default")), ("low_freq_factor", "high_freq_factor")
-        if kind not in ("default", "llama3") or (kind == "llama3" and [rope.get(end) for end in ends] != [LOW, HIGH]):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        ends = rope.get("low_freq_factor"), rope.get("high_freq_factor")
+        if kind not in ("default", "llama3") or (kind == "llama3" and ends != (LOW, HIGH)):
             problems.append(
                 f"weights of another architecture: config.json says rope_type={kind!r}: 'default' is known, and "
                 f"'llama3' with low_freq_factor={LOW:g} and high_freq_factor={HIGH:g}"

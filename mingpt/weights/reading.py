@@ -64,9 +64,11 @@ class WeightsFolder(ModelFolder):
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors under our model's names, and a sha256 over the files that they come from."""
+    """Weights as the model takes them."""
 
+    # By our model's names.
     tensors: dict[str, Tensor]
+    # Over the files that they come from. It is in the fingerprint: other weights are another run.
     sha256: str
 
 
@@ -149,7 +151,7 @@ def _read_tensors(folder: WeightsFolder, form: Form) -> dict[str, Tensor]:
 
 
 def _is_name(value: object) -> bool:
-    """Whether a value names a file in the folder itself, not in another one or on another server."""
+    """Tell whether a value names a file in the folder itself, not in another one or on another server."""
     return (
         isinstance(value, str)
         and value.isprintable()

@@ -52,10 +52,11 @@ def _bytes(vocabulary: Mapping[str, Any]) -> Fields:
 
 
 def _merged(vocabulary: Mapping[str, Any]) -> Fields:
-    """As training uses it: without what its owner has it add, cut or fill up."""
+    """Byte pairs merged as in training."""
     encoder = vocabulary_of(dict(vocabulary))
     assert isinstance(encoder, Encoder)
     fields: Fields = json.loads(encoder.file)
+    # Without what the file's owner has it add, cut or fill up, which training did not.
     return fields | {"truncation": None, "padding": None, "post_processor": None}
 
 
@@ -69,12 +70,16 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], Fields]] = {
 
 
 def _reads_apart(fields: Fields) -> bool:
-    """Whether texts with a border between them get the tokens that they get alone."""
+    """Tell whether texts with a border between them get the tokens that they get alone."""
     from tokenizers import Tokenizer  # an optional package
 
     read = Tokenizer.from_str(json.dumps(fields)).encode
-    texts = ("User: \n", "Assistant:", " \n")
-    return read("".join(BORDER + text for text in texts)).ids == [i for text in texts for i in read(text).ids]
+    bordered, alone = "", list[int]()
+    # Spaces and line ends at the edges are what a tokenizer merges over a border.
+    for text in ("User: \n", "Assistant:", " \n"):
+        bordered += BORDER + text
+        alone += read(text).ids
+    return bool(read(bordered).ids == alone)
 
 
 def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat: str = "") -> Files:

@@ -55,8 +55,9 @@ def write_folder(url: str, files: dict[str, bytes], overwrite: bool) -> None:
     with folder.named_errors():
         if folder.local and os.path.exists(folder.root) and not os.path.isdir(folder.root):
             raise UserError(f"{folder.shown} is a file: name a folder")
-        there = [name for name in files if not overwrite and folder.fs.exists(folder.path(name))]
-    if there:
-        raise UserError(f"{folder.shown} has {', '.join(there)} already: choose another folder, or add --overwrite")
+        existing = [] if overwrite else [name for name in files if folder.fs.exists(folder.path(name))]
+    if existing:
+        raise UserError(f"{folder.shown} has {', '.join(existing)} already: choose another folder, or add --overwrite")
+    # The weights last: a folder that was cut off has none, and is taken for no model.
     for name, content in files.items():
         folder.write(name, content)

@@ -9,8 +9,9 @@ import torch
 
 from config_kit import configured
 from mingpt.compute.buckets import Bucket, make_buckets
-from mingpt.compute.exchange import narrow_names, pack
+from mingpt.compute.exchange import pack
 from mingpt.config.kinds import KINDS
+from mingpt.model.language import LanguageModel
 from mingpt.train.assemble import context_of
 from mingpt.train.factory import build
 from snapshot_kit import ALONE
@@ -59,13 +60,16 @@ def test_a_users_class_over_ours_is_not_rounded(model: str, packed: bool) -> Non
 
 @pytest.mark.parametrize(("name", "matrices"), [("gpt-nano", 3 * 4), ("modern-nano", 3 * 7)])
 def test_rounding_what_layers_read_changes_no_bit_of_loss_and_gradients(name: str, matrices: int) -> None:
-    """Whatever is in `narrow_names` must be read under autocast alone."""
+    """Whatever is in `linear_matrices` must be read under autocast alone."""
     assert list(KINDS["model"]) == ["gpt", "modern", "own"], "try the new kind here, too"
     torch.manual_seed(0)
     model = build(configured(f"model={name}", "model.block_size=8"), 65)
-    names, tokens, found = narrow_names(model, BF16), torch.randint(65, (2, 8)), []
+    assert isinstance(model, LanguageModel)
+    names, tokens, found = model.linear_matrices(), torch.randint(65, (2, 8)), []
     assert len(names) == matrices
-    assert narrow_names(model, nullcontext()) == set()
+    buckets = make_buckets(model.named_parameters(), set(), replace(ALONE, size=2), True)
+    assert pack(buckets, names, BF16)
+    assert pack(buckets, names, nullcontext()) == {}
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.1)
     for narrow in (False, True):

@@ -49,7 +49,7 @@ def peaks(size: int, monkeypatch: pytest.MonkeyPatch, flights: int = 0) -> list[
                 reduction.expect(microbatch, microbatch == share[-1])
                 for p in reversed([*model.parameters()]):
                     p.grad = torch.empty_like(p)
-                    reduction._ready(p)
+                    reduction._on_gradient(p)
             del p
             reduction.finish()
             peak()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mingpt.compute.muon import orthogonal, owners
-from mingpt.compute.optimizer import Rule, roles, rules
+from mingpt.compute.rules import Rule, roles, rules
 from mingpt.config.schema import Optimizer, Schedule
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.modern import Modern, ModernModel

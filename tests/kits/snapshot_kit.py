@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mingpt.snapshot.format import Kind, Manifest, Metrics, State
-from mingpt.snapshot.lineage import Newest
+from mingpt.snapshot.lineage import NewestDurable
 from mingpt.snapshot.reader import Loaded
 from mingpt.snapshot.restore import Put, restore
 from mingpt.snapshot.retention import Retention
@@ -53,7 +53,7 @@ def save(
 
 
 def read_newest(
-    store: Store, say: Callable[[str], None], memory: Store | None = None, newest: Newest | None = None
+    store: Store, say: Callable[[str], None], memory: Store | None = None, newest: NewestDurable | None = None
 ) -> Loaded | None:
     state = dict[Kind, dict[str, Tensor]]()
 
@@ -61,7 +61,7 @@ def read_newest(
         state["model"], state["optimizer"] = {}, {}
         return lambda kind, tensors: state[kind].update(tensors)
 
-    found = restore(store, memory, ALONE, say, newest or Newest.of(store), take)
+    found = restore(store, memory, ALONE, say, newest or NewestDurable.of(store), take)
     return Loaded(found.manifest, state, found.url) if found else None
 
 

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from mingpt.compute.buckets import Bucket, make_buckets
-from mingpt.compute.exchange import narrow_names, pack
-from mingpt.compute.optimizer import Update, muon_names, roles, rules, trainable
+from mingpt.compute.exchange import pack
+from mingpt.compute.optimizer import Update
 from mingpt.compute.own import OwnUpdate
+from mingpt.compute.rules import muon_names, roles, rules, trainable
 from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.config.section import Own
+from mingpt.model.language import LanguageModel
 from mingpt.world.world import World
 from snapshot_kit import ALONE
 
@@ -55,7 +57,7 @@ def update_of(
         tokens_per_microbatch=tokens_per_microbatch,
         fp16=fp16,
         health=health or Health(),
-        in_16_bits=pack(buckets, narrow_names(model, autocast), autocast),
+        in_16_bits=pack(buckets, model.linear_matrices() if isinstance(model, LanguageModel) else set(), autocast),
         own=OwnUpdate(config, buckets, by_name, world) if isinstance(config, Own) else None,
     )
 

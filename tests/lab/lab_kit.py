@@ -28,8 +28,6 @@ LAB = Path(os.environ.get("LAB", "/var/lib/mingpt-lab"))
 USER, USER_ID = "mguser", 4242
 HOME = LAB / "home" / USER  # all nodes see it, and so do the tests
 
-# Of tests in several processes (make test-lab): these share six nodes.
-one_after_another = pytest.mark.xdist_group("lab")
 needs_lab = pytest.mark.skipif(not (LAB / "run/ctl.pid").exists(), reason="the lab is not up: make lab-up")
 
 # The recipes' own experiment, small enough for 16 processes on a laptop's cores. 16 microbatches, as ever; not in bf16,

@@ -15,7 +15,6 @@ from node_kit import wait_until
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.xdist_group("bare"),
     pytest.mark.slow,
     pytest.mark.timeout(3600),
     needs_hosts,

@@ -17,7 +17,6 @@ LIMIT = 600
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.xdist_group("image"),
     pytest.mark.slow,
     pytest.mark.timeout(2400),
     needs_hosts,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lab_kit import SMALL, disk, drained, install_once, needs_lab, one_after_another, own_disks, sky, undisturbed
+from lab_kit import SMALL, disk, drained, install_once, needs_lab, own_disks, sky, undisturbed
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 
-pytestmark = [pytest.mark.lab, one_after_another, pytest.mark.slow, pytest.mark.timeout(5400), needs_lab]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(5400), needs_lab]
 
 # A step's state does not depend on where the run ends.
 TINY = (*SMALL, "schedule=constant", "snapshot.keep=1000")

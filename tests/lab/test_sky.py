@@ -15,7 +15,6 @@ from lab_kit import (
     mend,
     needs_lab,
     on,
-    one_after_another,
     shared,
     sky,
     undisturbed,
@@ -23,7 +22,7 @@ from lab_kit import (
 )
 
 # The time is for a busy machine, on which set-up alone takes long.
-pytestmark = [pytest.mark.lab, one_after_another, pytest.mark.timeout(5400), needs_lab]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(5400), needs_lab]
 
 EXPERIMENT = "shakespeare_10m"  # the recipes' default
 

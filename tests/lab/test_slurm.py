@@ -21,7 +21,6 @@ from lab_kit import (
     mend,
     needs_lab,
     on,
-    one_after_another,
     own,
     shared,
     undisturbed,
@@ -31,7 +30,7 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.world.slurm import hostnames
 
-pytestmark = [pytest.mark.lab, one_after_another, needs_lab]
+pytestmark = [pytest.mark.lab, needs_lab]
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 READY = {"MINGPT_PYTHON": sys.prefix}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lab_kit import needs_lab, on, one_after_another, shared, wait_until
+from lab_kit import needs_lab, on, shared, wait_until
 from test_slurm import Job, jobs, project, submit
 
-pytestmark = [pytest.mark.lab, one_after_another, needs_lab]
+pytestmark = [pytest.mark.lab, needs_lab]
 __all__ = ["jobs", "project"]  # fixtures
 
 # Needs no data, and goes on until it is stopped.

@@ -7,10 +7,10 @@ import fsspec
 import pytest
 
 import lab_kit
-from lab_kit import cut, digest, install_once, mend, needs_lab, on, one_after_another, s3, sky, undisturbed, wait_until
+from lab_kit import cut, digest, install_once, mend, needs_lab, on, s3, sky, undisturbed, wait_until
 from mingpt.snapshot.store import Store
 
-pytestmark = [pytest.mark.lab, one_after_another, pytest.mark.slow, pytest.mark.timeout(5400), needs_lab]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(5400), needs_lab]
 
 SEEDS = (1, 2, 3)
 SETTINGS = ("train.max_steps=200", "train.eval_every=100", "snapshot.every_steps=10", "snapshot.hot_every_steps=0")

@@ -15,7 +15,7 @@ from mingpt.launch import agent
 from mingpt.launch.ending import Ending
 from mingpt.launch.watchdog import RendezvousWatchdog
 from mingpt.snapshot.checkpointer import newest
-from mingpt.snapshot.elsewhere import Marker
+from mingpt.snapshot.elsewhere import Marker, remove_marker
 from mingpt.snapshot.store import Store
 from mingpt.world.lifetime import Lifetime
 from snapshot_kit import save
@@ -97,3 +97,27 @@ def test_an_agent_without_the_runs_disk_hears_of_the_steps_by_its_marker(tmp_pat
             left[name].append(own._remaining_restarts)
             own._remaining_restarts = max(0, left[name][-1] - 1)
     assert left["a"] == left["b"] == [2, 3, 3, 2, 1, 0]
+
+
+@pytest.mark.xfail(strict=True, reason="agent.py holds steps against the highest it has seen: step > self._newest_step")
+@pytest.mark.parametrize("elsewhere", [True, False], ids=["a stale copy is here", "resume.anew=true"])
+def test_the_steps_of_the_run_are_progress_though_this_node_had_higher_ones(elsewhere: bool, tmp_path: Path) -> None:
+    """Of a copy from before a rewind, or of a lost run whose marker says so, as the agent finds it at its start."""
+    config = configured(f"run.dir={tmp_path}/a", "snapshot.hot_every_steps=0", "resume.anew=true")
+    store = Store(config.snapshot.dir)
+    if elsewhere:
+        save(store, 100)
+    else:
+        Marker("a" * 32, "a", 1, 100).write(config.run.dir)
+    own = an_agent(Answers(0), partial(newest, config))
+    remove_marker(config.run.dir)  # as the first attempt of a run does it that is here
+    left = []
+    for step in (5, 9, 12):
+        if elsewhere:
+            Marker("b" * 32, "b", 2, step).write(config.run.dir)
+        else:
+            save(store, step)
+        own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
+        left.append(own._remaining_restarts)
+        own._remaining_restarts = max(0, left[-1] - 1)
+    assert left == [3, 3, 3]

@@ -1,20 +1,28 @@
 """Managed jobs: how a node ends, from which SkyPilot decides whether the job starts again (lab/test_sky.py)."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mingpt.launch.managed import run
+from node_kit import needs_mount
 from paths_kit import ROOT, ran
 from recipe_kit import REQUIRED, envs, recipe, sky_variables
 
 # In the place of the preflight and the launcher: shell lines, which the environment has. Who waits says for how long.
 SITE = """
 import os, sys, time
+if os.environ.get("WAITS") and sys.orig_argv[2:3] == ["mingpt.launch"] and sys.orig_argv[1].endswith("/world/start"):
+    import signal
+    signal.signal(signal.SIGTERM, lambda *_: (print("snapshot", flush=True), os._exit(75)))
+    print("waits", flush=True)
+    time.sleep(600)
 line = {"mingpt.launch.starts": "COUNT", "mingpt.preflight": "LOOK", "mingpt.launch": "LAUNCH"}.get(sys.orig_argv[2])
 if line and sys.orig_argv[1].endswith("/world/start"):  # as children of mingpt start
     os.execvp("bash", ["bash", "-c", os.environ.get(line, "exit 0")])
@@ -86,3 +94,30 @@ def test_a_user_error_has_the_word_whichever_node_ends_first(tmp_path: Path) -> 
     resources = recipe("train-spot")["resources"]
     assert isinstance(resources, dict)
     assert resources["job_recovery"]["recover_on_exit_codes"] == [70, 75, 143]  # 128 + SIGRTMAX is 192
+
+
+@pytest.mark.slow
+@needs_mount
+def test_the_hook_of_the_page_stops_a_pod(tmp_path: Path) -> None:
+    """In a pid namespace: it ends by name. The launcher's own command line has other words than the run section's."""
+    page = (ROOT / "docs/skypilot.md").read_text()
+    (hooks,) = [
+        found
+        for text in re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+        if "hooks" in (found := yaml.safe_load(text)).get("config", {})
+    ]
+    (hook,) = hooks["config"]["hooks"]
+    (tmp_path / "hook.sh").write_text(hook["run"])
+    section(tmp_path)
+    env = section(tmp_path, WAITS="1")
+    script = (
+        "bash run.sh >said & until grep -q waits said; do sleep 0.1; done; "
+        'timeout 20 bash -c "$(cat hook.sh)"; echo $?; wait $!; echo $?'
+    )
+    done = ran(
+        ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child", "timeout", "100", "bash", "-c", script],
+        env=env,
+        cwd=tmp_path,
+    )
+    assert done.stdout.split() == ["0", "75"], done.stdout + done.stderr
+    assert (tmp_path / "said").read_text() == "waits\nsnapshot\n"

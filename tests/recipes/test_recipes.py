@@ -109,6 +109,19 @@ def test_skypilot_reads_the_recipes_without_sending_anything(tmp_path: Path) -> 
             assert {(stop["idle_minutes"], stop["down"]) for stop in task["autostop"]} == {(IDLE.get(name, 10), True)}
 
 
+def test_what_plan_answers_on_the_page() -> None:
+    page = (ROOT / "docs/skypilot.md").read_text()
+    ((words, answer),) = re.findall(r"^\$ mingpt (plan .*)\n(error: .*\n)", page, re.M)
+    assert mingpt.refused(words) == answer
+
+
+@pytest.mark.parametrize("name", ["docs/large.md", "docs/skypilot.md"])
+def test_the_pages_tell_when_a_cluster_ends(name: str) -> None:
+    text = " ".join((ROOT / name).read_text().split())
+    assert "an hour after its last job" in text
+    assert IDLE["train"] == 60
+
+
 @pytest.mark.parametrize(
     ("ips", "run_dir", "given", "refused"),
     [

@@ -1,13 +1,18 @@
 """Which node a run lives on, and in which order the processes get their ranks: of what they have told."""
 
+import errno
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mingpt.errors import UserError
+from config_kit import configured
+from mingpt.errors import TransientError, UserError
 from mingpt.snapshot.elsewhere import Marker
-from mingpt.snapshot.home import Held, Home, Told, choose
+from mingpt.snapshot.home import Held, Home, HomeSearch, Sighting, Trouble, choose
 
 X, Y = "a" * 32, "b" * 32  # runs
 
@@ -24,11 +29,19 @@ class Node:
     held: Held | None = None
     marker: Marker | None = None
     hot: int = 0
-    why_not: str = ""
-    problem: str = ""
+    why_not: Trouble | None = None
+    problem: Trouble | None = None
 
 
-def told(nodes: Sequence[Node], order: Sequence[int] | None = None) -> list[Told]:
+def lasting(reason: str) -> Trouble:
+    return Trouble.of(UserError(reason))
+
+
+def passing(reason: str) -> Trouble:
+    return Trouble.of(TransientError(reason))
+
+
+def sightings(nodes: Sequence[Node], order: Sequence[int] | None = None) -> list[Sighting]:
     """What their processes tell. order: the node of each process, by rank; without, one node after the other."""
     order = order or [number for number, node in enumerate(nodes) for _ in range(node.processes)]
     first = [order.index(number) for number in range(len(nodes))]  # the process that writes for its node
@@ -38,10 +51,10 @@ def told(nodes: Sequence[Node], order: Sequence[int] | None = None) -> list[Told
         same = [n for n, node in enumerate(nodes) if n == number or (mine and getattr(node, place) == mine)]
         return sorted(first[n] for n in same if not nodes[n].why_not)
 
-    found = list[Told]()
+    found = list[Sighting]()
     for rank, number in enumerate(order):
         node = nodes[number]
-        one = Told(
+        one = Sighting(
             node.host, str(number), node.head, False, node.why_not,
             sees_run=seen("disk", number), sees_snapshots=seen("snapshots" if node.snapshots else "disk", number),
         )  # fmt: skip
@@ -55,7 +68,7 @@ def told(nodes: Sequence[Node], order: Sequence[int] | None = None) -> list[Told
 
 
 def chosen(*nodes: Node, order: Sequence[int] | None = None, anew: bool = False) -> tuple[list[int], Home]:
-    ranks, home = choose(told(nodes, order), "run.dir=runs/x", anew)
+    ranks, home = choose(sightings(nodes, order), "run.dir=runs/x", anew)
     return ranks, Home(list(home.run), list(home.snapshots), home.host)
 
 
@@ -75,7 +88,7 @@ CASES: dict[str, tuple[tuple[Node, ...], list[int], Home]] = {
         [2, 3, 0, 1], Home([0, 1], [0, 1], "bob"),
     ),
     "the first one can't write, and nobody has it": (
-        (replace(ADA, head=True, why_not="read-only"), BOB), [1, 0], Home([0], [0], "bob"),
+        (replace(ADA, head=True, why_not=lasting("read-only")), BOB), [1, 0], Home([0], [0], "bob"),
     ),
     "whole nodes are moved": (
         (replace(ADA, processes=2), replace(CYD, processes=2), replace(WITH_IT, processes=2)),
@@ -179,23 +192,118 @@ def test_two_runs_under_one_name(anew: bool) -> None:
 
 def test_a_folder_that_cannot_be_used() -> None:
     with pytest.raises(UserError, match="read-only"):
-        chosen(replace(ADA, why_not="read-only"), replace(BOB, why_not="read-only"))
+        chosen(replace(ADA, why_not=lasting("read-only")), replace(BOB, why_not=lasting("read-only")))
     with pytest.raises(UserError, match="is a FIFO"):
-        chosen(ADA, replace(BOB, problem="is a FIFO"))
+        chosen(ADA, replace(BOB, problem=lasting("is a FIFO")))
     with pytest.raises(UserError, match=r"snapshot\.dir"):
         chosen(replace(ADA, disk="nfs", snapshots="a"), replace(BOB, disk="nfs", snapshots="b"))
 
 
 def test_the_disk_with_the_run_cannot_be_written() -> None:
     """Its machine is here: no second run may begin on another one, and no message says that it is missing."""
-    full = replace(WITH_IT, why_not="no space left")
+    full = replace(WITH_IT, why_not=lasting("no space left"))
     for ada in (ADA, replace(ADA, marker=replace(SEEN, host="bob"))):
         with pytest.raises(UserError, match="no space left"):
             chosen(ada, full)
 
 
-def test_the_folder_on_the_machine_with_it_is_gone() -> None:
-    """Somebody has deleted it there: that machine is not missing."""
-    with pytest.raises(UserError, match=r"ada.*resume\.anew=true") as caught:
-        chosen(ADA, replace(BOB, marker=SEEN))
-    assert "not among" not in str(caught.value)
+@pytest.mark.parametrize("bob", [ADA, CYD])
+def test_the_folder_is_missing_and_nobody_knows_about_the_machine(bob: Node) -> None:
+    """It may be here with a new, empty disk, also under a new name; or somebody has deleted the folder."""
+    with pytest.raises(UserError, match=r"is on ada's disk .*, and none of these nodes has its folder:"):
+        chosen(bob, replace(BOB, marker=SEEN))
+
+
+def test_what_may_pass_is_tried_again() -> None:
+    """A disk that fails ends the start with 70; but with 64 if another node has what the user must cure."""
+    for bad in (replace(BOB, problem=passing("EIO")), replace(WITH_IT, why_not=passing("EIO"))):
+        with pytest.raises(TransientError, match=r"^EIO$"):
+            chosen(ADA, bad)
+        with pytest.raises(UserError, match=r"^is a FIFO$"):
+            chosen(bad, replace(ADA, problem=lasting("is a FIFO")))
+    with pytest.raises(UserError, match=r"^read-only$"):
+        chosen(replace(ADA, why_not=passing("EIO")), replace(BOB, why_not=lasting("read-only")))
+
+
+# --- on a disk: this process is rank 0 of two nodes ---
+
+
+@pytest.fixture
+def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HomeSearch:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("GROUP_RANK", "0")
+    there = f"{tmp_path}/a"
+    return HomeSearch(configured(f"run.dir={there}/runs/x", f"snapshot.dir={there}/snapshots/x"))
+
+
+def probes(disk: Path) -> list[str]:
+    return sorted(str(path.relative_to(disk)) for path in disk.rglob(".probe-*"))
+
+
+class Other:
+    """The other node, whose disk is its own. seen: what it tells; files: what is on this disk when all have told."""
+
+    def __init__(self, disk: Path, seen: Sighting) -> None:
+        self.disk, self.seen = disk, seen
+        self.files: list[str] = []
+        self.probes: list[str | None] = []
+        self.left: list[Any] = []  # probes, and whether there is the folder, before that may go
+
+    def __call__(self, value: Any) -> list[Any]:
+        if not self.probes:
+            self.probes = [value, ".probe-of-bob"]
+            return self.probes
+        if value is None:
+            self.left = [probes(self.disk), (self.disk / "a/runs/x").is_dir()]
+            return [None, None]
+        self.files = probes(self.disk)
+        return [value, asdict(self.seen)]
+
+
+GONE = Sighting("bob", "1", False, True, sees_run=[1], sees_snapshots=[1], marker=SEEN)
+
+
+def test_a_start_that_is_refused_leaves_what_was_there(search: HomeSearch, tmp_path: Path) -> None:
+    bob = Other(tmp_path, GONE)
+    with pytest.raises(UserError, match="ada's disk"):
+        search.settle(bob)
+    [probe, _] = bob.probes
+    assert bob.files == [f"a/runs/x/{probe}", f"a/snapshots/x/{probe}"]
+    assert bob.left == [[], True]
+    assert [*tmp_path.iterdir()] == []
+
+    (tmp_path / "a/runs").mkdir(parents=True)
+    (tmp_path / "a/snapshots/y").mkdir(parents=True)
+    with pytest.raises(UserError, match="ada's disk"):
+        search.settle(Other(tmp_path, GONE))
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "a", "a/runs", "a/snapshots", "a/snapshots/y",
+    ]  # fmt: skip
+
+
+def test_a_start_without_the_others_leaves_nothing(search: HomeSearch, tmp_path: Path) -> None:
+    def nobody(value: Any) -> list[Any]:
+        raise TimeoutError("nobody has come")
+
+    with pytest.raises(TimeoutError):
+        search.settle(nobody)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_disk_that_fails_at_a_start_is_tried_again(
+    search: HomeSearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    SEEN.write(search.config.run.dir)
+    bad, real = (tmp_path / "a/runs/x/elsewhere.json").stat().st_ino, os.fdopen
+
+    def failing(descriptor: int, mode: str = "r") -> Any:
+        if os.fstat(descriptor).st_ino == bad:
+            raise OSError(number, os.strerror(number))
+        return real(descriptor, mode)
+
+    monkeypatch.setattr(os, "fdopen", failing)
+    monkeypatch.setattr("mingpt.localfile.PAUSES", (0.0, 0.0))
+    with pytest.raises(TransientError, match=os.strerror(number)):
+        search.settle(Other(tmp_path, replace(GONE, marker=None)))

@@ -14,7 +14,7 @@ from mingpt.errors import Superseded
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.lineage import NOTE, HotBase, Newest, overtaken, rewind, set_overtaken_aside, stale_steps
+from mingpt.snapshot.lineage import NOTE, HotBase, NewestDurable, overtaken, rewind, set_overtaken_aside, stale_steps
 from mingpt.snapshot.store import Store
 from snapshot_kit import PROVENANCE, read_newest, save, state_of
 from told import Told
@@ -47,8 +47,8 @@ class Line:
     def overtaken(self) -> list[int]:
         return overtaken(self.durable, records(self.dir))
 
-    def newest(self) -> Newest:
-        return Newest.of(self.durable, records(self.dir))
+    def newest(self) -> NewestDurable:
+        return NewestDurable.of(self.durable, records(self.dir))
 
     def stale(self) -> list[int]:
         return stale_steps(self.memory, self.newest())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mingpt.compute.optimizer import trainable
+from mingpt.compute.rules import trainable
 from mingpt.errors import UserError
 from mingpt.snapshot.reader import Loaded, read
 from mingpt.snapshot.store import Store
