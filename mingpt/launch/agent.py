@@ -28,7 +28,7 @@ from mingpt.world.secret import STATIC
 from mingpt.world.standby import COMMAND, Standby
 
 # The beginnings of torch's lines about an end whose reason our own lines say.
-REPEATS = "Received %s death signal", "Sending process %s closing signal", "failed (exitcode: %s)"
+TORCHS_LAST_LINES = "Received %s death signal", "Sending process %s closing signal", "failed (exitcode: %s)"
 NOW_SECONDS = 3  # from a second request to stop until SIGKILL
 WAITING_SECONDS = 1.5  # torch answers how many nodes wait from what it has read within the last second
 
@@ -192,7 +192,7 @@ def run(
         processes.get_subprocess_handler = Forked  # type: ignore[assignment] # which is called with names
     for name in ("agent.server.api", "multiprocessing.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
-            lambda record: not str(record.msg).startswith(REPEATS)
+            lambda record: not str(record.msg).startswith(TORCHS_LAST_LINES)
         )
     # torchrun would read its options from these, too; launch/torchrun.py has read them, and all are arguments now.
     for name in [f"PET_{option.upper()}" for option in (*OPTIONS, "standalone", "no_python", "run_path", "module")]:

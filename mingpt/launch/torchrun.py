@@ -22,7 +22,7 @@ from mingpt.world.secret import C10D, STATIC, check_secret
 LAST_PORT = 65535
 LOOPBACK = "127.0.0.1"
 # Options that mean something with several nodes only.
-OF_SEVERAL = ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank")
+SEVERAL_NODES_OPTIONS = ("rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ class Torchrun:
 
     @classmethod
     def compose(cls, options: argparse.Namespace, environment: Mapping[str, str]) -> "Torchrun":
-        """From the command line and the platform. Raises UserError with all options that are missing or wrong."""
+        """Read the command line and the platform's variables.
+
+        Raises UserError with all options that are missing or wrong.
+        """
         place = find_placement(environment)
         problems: list[str] = []
         if options.max_restarts is not None:
@@ -67,7 +70,8 @@ class Torchrun:
                 "--max-restarts: not supported, since restarts go on as long as attempts leave new snapshots: leave it "
                 "out, or set how many may leave none: launch.max_attempts_without_progress"
             )
-        of_several = [name for name in OF_SEVERAL if getattr(options, name) is not None]  # before variables are added
+        # Looked at before variables are added: what a pod's variables say beside one node does no harm.
+        of_several = [name for name in SEVERAL_NODES_OPTIONS if getattr(options, name) is not None]
         called = Names()
         if place is None:
             for name, (variable, value) in options_of(environment, vars(options)).items():

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mingpt.console import columns
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
 
 Level = Literal["warning", "problem", "unreachable"]
@@ -63,17 +64,15 @@ class Report:
         self.findings = sorted(self.findings, key=lambda f: ORDER.index(f.level))
 
     def as_text(self) -> str:
-        """On the head, the table and all findings; on another node, its own findings."""
+        """The table and all findings on the head; on another node, its own findings."""
         bad = sum(f.level != "warning" for f in self.findings)
         counts = f"nodes {len(self.nodes)}, problems {bad}, warnings {len(self.findings) - bad}"
         end = f"preflight in {self.seconds:.1f} s: {counts}"
         if self.rank > 0:
             own = [str(f) for f in self.findings if f.node == self.name]
             return "\n".join([*own, f"{end} (the table is in {self.nodes[0]['facts']['host']}'s output)"])
-        rows = [COLUMNS, *map(_row, self.nodes)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, *self.notes, *map(str, self.findings), end])
+        table = columns([COLUMNS, *map(_row, self.nodes)])
+        return "\n".join([*table, *self.notes, *map(str, self.findings), end])
 
 
 def _row(node: Mapping[str, Any]) -> Sequence[str]:

@@ -167,9 +167,9 @@ class Inspection:
                 self.mine += findings_of(error, self.name, "interface")
         self.mine += machine.findings(self.config, facts, processes)
         seen = len(facts["visible"])
-        there = len(facts["gpus"])
-        if seen < there and not os.environ.get("CUDA_VISIBLE_DEVICES"):
-            text = f"torch sees {seen} of {there} GPUs (driver {facts['driver']}, torch {facts['torch']})"
+        present = len(facts["gpus"])
+        if seen < present and not os.environ.get("CUDA_VISIBLE_DEVICES"):
+            text = f"torch sees {seen} of {present} GPUs (driver {facts['driver']}, torch {facts['torch']})"
             self._add("problem", "gpus", text, "install a driver that is new enough for this torch")
         elif announced > seen:
             text = f"{self.placement.platform if self.placement else ''} announces {announced} GPUs, torch sees {seen}"

@@ -49,22 +49,22 @@ def facts(config: Config, own: str) -> dict[str, Any]:
     }
 
 
-def findings(config: Config, found: Mapping[str, Any], processes: int) -> list[Finding]:
-    """Warnings about CPUs, disk and memory. found: this node's facts. processes: of this node."""
+def findings(config: Config, node: Mapping[str, Any], processes: int) -> list[Finding]:
+    """Warnings about CPUs, disk and memory. node: this node's facts. processes: of this node."""
     warnings: list[Finding] = []
 
     def warn(check: str, text: str, advice: str) -> None:
-        warnings.append(Finding("warning", found["host"], check, text, advice))
+        warnings.append(Finding("warning", node["host"], check, text, advice))
 
     threads = processes * (config.train.threads + config.data.workers)
-    if threads > found["cpus"]:
+    if threads > node["cpus"]:
         text = (
             f"processes={processes}, train.threads={config.train.threads} and data.workers={config.data.workers} want "
-            f"{threads} CPUs, and {found['cpus']} are there"
+            f"{threads} CPUs, and {node['cpus']} are there"
         )
         warn("cpu", text, "give the job more CPUs, or start fewer processes")
     size = state_bytes(config)
-    disk, memory = found["disk_free"], found["memory_free"]  # None: a bucket
+    disk, memory = node["disk_free"], node["memory_free"]  # None: a bucket
     # While a new one is written, those that stay and the one that it replaces are all there.
     kept = (config.snapshot.keep + 1) * size
     if disk is not None and disk < kept:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -145,10 +146,7 @@ def gather_over(store: dist.Store, rank: int, size: int, limit_seconds: float) -
     """What gathers values before there is a process group, which needs ranks."""
     rounds = count()  # keys stay in the store, so each round has its own
 
-    def gather(value: Any) -> list[Any]:
-        number = next(rounds)
-        keys = [f"told/{number}/{r}" for r in range(size)]
-        store.set(keys[rank], json.dumps(value))
+    def wait(keys: list[str]) -> None:
         try:
             store.wait(keys, timedelta(seconds=limit_seconds))
         except dist.DistStoreError as error:
@@ -156,6 +154,19 @@ def gather_over(store: dist.Store, rank: int, size: int, limit_seconds: float) -
                 f"process {rank} of {size} has waited {limit_seconds:g} s (world.init_timeout_seconds) for what the "
                 f"others see of the run: look for the one whose log ends earlier, or raise the limit"
             ) from error
-        return [json.loads(raw) for raw in store.multi_get(keys)]
+
+    def gather(value: Any) -> list[Any]:
+        number = next(rounds)
+        values = [f"told/{number}/{r}" for r in range(size)]
+        store.set(values[rank], json.dumps(value))
+        wait(values)
+        answers = [json.loads(raw) for raw in store.multi_get(values)]
+        # Nobody goes on before all have read: what was gathered may be a user error, with which a process ends, and so
+        # its launcher, and the store if that is there. The others would end with 70, for want of the store.
+        read = [f"read/{number}/{r}" for r in range(size)]
+        store.set(read[rank], "")
+        with suppress(dist.DistNetworkError):  # its host has gone on, and ended: so all have read
+            wait(read)
+        return answers
 
     return gather

@@ -11,7 +11,7 @@ from mingpt.errors import UserError
 
 AGENT_PID = "MINGPT_AGENT_PID"  # set by mingpt.launch for its workers
 OVERRIDES = "MINGPT_OVERRIDES"  # the config's overrides as a JSON list; set by mingpt.launch for its workers
-MOST = 2**31 - 1  # as config.section.LARGEST, whose module imports pydantic
+LARGEST = 2**31 - 1  # as config.section.LARGEST, whose module imports pydantic
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Env:
                 problems.append(f"{name}={text} in the environment: set a number from {least} to {most}, or {start}")
             return 0
 
-        size = number("WORLD_SIZE", 1, MOST, "" if launched else "1")
-        rank = number("RANK", 0, (size or MOST) - 1)
+        size = number("WORLD_SIZE", 1, LARGEST, "" if launched else "1")
+        rank = number("RANK", 0, (size or LARGEST) - 1)
         env = cls(
             launched=launched,
             rank=rank,
@@ -63,8 +63,8 @@ class Env:
             host=given.get("MASTER_ADDR", ""),
             port=number("MASTER_PORT", 1, 65535) if launched else 0,
             hosts=rank == 0 and given.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-            local_rank=number("LOCAL_RANK", 0, MOST),
-            local_size=number("LOCAL_WORLD_SIZE", int("LOCAL_WORLD_SIZE" in given), MOST),  # given, it is not 0
+            local_rank=number("LOCAL_RANK", 0, LARGEST),
+            local_size=number("LOCAL_WORLD_SIZE", int("LOCAL_WORLD_SIZE" in given), LARGEST),  # given, it is not 0
             agent=int(given.get(AGENT_PID, os.getppid())) if "TORCHELASTIC_RUN_ID" in given else None,
             ours=AGENT_PID in given,
             job=given.get("SKYPILOT_TASK_ID") or given.get("SLURM_JOB_ID") or "",

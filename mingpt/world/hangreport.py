@@ -38,7 +38,7 @@ class Report:
     collectives: int  # how many it has entered in this attempt
     recent: list[str]  # the names of the last ones, oldest first
     place: str  # where its main thread is
-    told: bool = False  # it has told of the hang, and ends
+    announced: bool = False  # it has said why the run hangs, and ends
 
     @property
     def last(self) -> str:

@@ -201,11 +201,11 @@ class Watchdog:
             teller = announce(Hang(reason), self.failed)
             self._stay(self.silence_seconds)
             self._stay(NOTIFY_SECONDS - self.silence_seconds, lambda: not teller.is_alive())
-            self._report(told=True)
+            self._report(announced=True)
             self._stay(2 * self.beat_seconds)
         else:
             self._stay(self.silence_seconds)
-            self._stay(NOTIFY_SECONDS + self.silence_seconds, lambda: self.reports[first].told)
+            self._stay(NOTIFY_SECONDS + self.silence_seconds, lambda: self.reports[first].announced)
             self._stay(6 * self.beat_seconds)
 
     def _stay(self, seconds: float, over: Callable[[], bool] = lambda: False) -> None:
@@ -215,9 +215,9 @@ class Watchdog:
             self._report()
             time.sleep(self.beat_seconds)
 
-    def _report(self, told: bool = False) -> None:
+    def _report(self, announced: bool = False) -> None:
         own = self.reports[self.world.rank]
-        self.reports[self.world.rank] = replace(own, beat=own.beat + 1, told=own.told or told)
+        self.reports[self.world.rank] = replace(own, beat=own.beat + 1, announced=own.announced or announced)
 
 
 def _key(rank: int) -> str:

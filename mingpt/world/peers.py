@@ -53,10 +53,10 @@ class Peers:
         if self._ends():  # a normal end: all have entered its barrier
             return
         # Of two others, each has a connection to rank 0 alone: without these, only rank 0 would know.
-        told = list[object]()  # what is sent must stay in memory
+        sends = list[object]()  # what is sent must stay in memory
         for other in self.others if self.world.is_main else ():
             with suppress(RuntimeError):
-                told.append(dist.isend(torch.tensor([rank]), group=self.group, group_dst=other))
+                sends.append(dist.isend(torch.tensor([rank]), group=self.group, group_dst=other))
         # gloo tells the main thread, too, unless it misses a dead peer (1 of 6, measured on a loaded machine). That
         # thread can then say more, and write what it has to write.
         deadline = time.monotonic() + GRACE_SECONDS

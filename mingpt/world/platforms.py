@@ -60,7 +60,7 @@ def _above_one(environment: Mapping[str, str], *names: str) -> list[str]:
 
 
 def skypilot(environment: Mapping[str, str]) -> Placement | None:
-    """From SkyPilot's variables; None outside of SkyPilot. Raises UserError if they contradict each other."""
+    """This node's place by SkyPilot's variables; None outside of it. Raises UserError if they contradict each other."""
     needed = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
     several = _above_one(environment, "SKYPILOT_NUM_NODES")
     if not several and not any(map(environment.get, needed)):
@@ -89,7 +89,7 @@ def skypilot(environment: Mapping[str, str]) -> Placement | None:
 
 
 def slurm(environment: Mapping[str, str]) -> Placement | None:
-    """From Slurm's variables in a step with one task per node; None outside of Slurm.
+    """This node's place by Slurm's variables in a step with one task per node; None outside of Slurm.
 
     Raises UserError if they contradict each other, or this is not such a step.
     """
@@ -135,7 +135,7 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
 
 
 def sing(environment: Mapping[str, str]) -> Placement | None:
-    """From SING_*, the variables of a platform that starts one container per node; None outside of it.
+    """This node's place by SING_*, of a platform that starts one container per node; None outside of it.
 
     Node R of job J has the host name J-R.SUFFIX. Raises UserError if the variables contradict each other or the DNS.
     """
@@ -176,10 +176,10 @@ def sing(environment: Mapping[str, str]) -> Placement | None:
     return Placement("the platform that sets SING_*", addresses, rank, None, job)
 
 
-def resolved(name: str, told: str = "") -> list[str]:
+def resolved(name: str, label: str = "") -> list[str]:
     """The addresses of a host, sorted. Raises UserError if the DNS does not know it within NAMES_SECONDS.
 
-    told: where the name comes from, for the message.
+    label: where the name comes from, for the message.
     """
     deadline = time.monotonic() + NAMES_SECONDS
     while True:
@@ -190,7 +190,7 @@ def resolved(name: str, told: str = "") -> list[str]:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{told}{name}: {error.strerror}, for {NAMES_SECONDS} s: no name server of this machine knows it: "
+                    f"{label}{name}: {error.strerror}, for {NAMES_SECONDS} s: no name server of this machine knows it: "
                     f"look at the variables that make up this name, and at the platform's DNS"
                 ) from error
             time.sleep(1)
@@ -201,8 +201,13 @@ OPTIONS = (
     *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port"),
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"),
 )
-OF_A_NODE = ("nproc_per_node", "rdzv_conf", "local_addr")  # a node may have its own: the command line decides
-JOB = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
+PER_NODE_OPTIONS = ("nproc_per_node", "rdzv_conf", "local_addr")  # a node may have its own: the command line decides
+PYTORCHJOB_VARIABLES = {
+    "nnodes": "WORLD_SIZE",
+    "node_rank": "RANK",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+}
 
 
 def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
@@ -227,7 +232,7 @@ def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) 
         _require("torchrun's variables", ["PET_NNODES"], environment, of_others)
     problems = list[str]()
     for name, (variable, value) in options.items():
-        if name not in OF_A_NODE and given.get(name) not in (None, value):
+        if name not in PER_NODE_OPTIONS and given.get(name) not in (None, value):
             problems.append(
                 f"--{name.replace('_', '-')}={given[name]} contradicts {variable}={value} in the environment: leave "
                 f"the option out, or unset the variable"
@@ -244,7 +249,7 @@ def _of_job(
     sizes = _sizes_of_job(options, given)
     problems = list[str]()
     missing = dict[str, str]()  # the variable by the option that torchrun's variables do not say
-    for option, name in JOB.items():
+    for option, name in PYTORCHJOB_VARIABLES.items():
         value = environment.get(name, "").strip()
         if option not in options:
             missing[option] = name
@@ -260,7 +265,7 @@ def _of_job(
     if "rdzv_endpoint" in options:  # an elastic job: its node 0 may be another pod than that of RANK 0
         return {}
     if not options.keys() >= {"nnodes", "node_rank", "master_addr"}:
-        others = [name for name in JOB.values() if environment.get(name)]
+        others = [name for name in PYTORCHJOB_VARIABLES.values() if environment.get(name)]
         _require("a PyTorchJob's variables", list(missing.values()), environment, others)
     added = dict[str, tuple[str, str]]()
     for option, name in missing.items():

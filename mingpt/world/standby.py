@@ -54,7 +54,7 @@ class Worker:
         return self.returncode
 
     def wait(self, timeout: float) -> None:
-        """For its end, but not longer than so many seconds."""
+        """Wait for its end, but not longer than so many seconds."""
         until = time.monotonic() + timeout
         while self.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
@@ -143,8 +143,8 @@ def _fork(agent: int) -> bytes:
     if middle := os.fork():
         os.close(writes)
         os.waitpid(middle, 0)  # its child is an orphan, which the agent adopts
-        with open(reads, "rb") as told:
-            return told.read() or b"it can't fork"
+        with open(reads, "rb") as pid:
+            return pid.read() or b"it can't fork"
     middle = os.getpid()
     if os.fork():
         os._exit(0)
