@@ -39,7 +39,7 @@ class Staging:
 
         writers: the ranks of `world` that write parts; None: all. Collective.
         """
-        self.world, self.everyone = world, everyone or world
+        self.everyone = everyone or world
         writers = range(world.size) if writers is None else writers
         # Each node writes a hot snapshot of its own: which of how many writers a process is differs between them.
         share = [writers.index(world.rank), len(writers)] if world.rank in writers else None

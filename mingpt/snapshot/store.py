@@ -34,17 +34,13 @@ def step_name(step: int) -> str:
 
 @dataclass(frozen=True)
 class File:
-    """A file in a step's folder, or beside the steps' folders (step None).
+    """A file in a step's folder, or beside the steps' folders."""
 
-    size (bytes) and modified (Unix time) are None if the store does not report them. upload: the identity of a
-    multipart upload that is not finished; then there is no file yet.
-    """
-
-    step: int | None
+    step: int | None  # None: beside the steps' folders
     name: str
-    size: int | None
-    modified: float | None
-    upload: str | None = None
+    size: int | None  # in bytes; None if the store does not report it, as `modified`
+    modified: float | None  # Unix time
+    upload: str | None = None  # the identity of a multipart upload that is not finished; then there is no file yet
 
     @property
     def path(self) -> str:
@@ -71,6 +67,7 @@ class File:
     @property
     def is_ours(self) -> bool:
         """Whether this program may have put it into a step's folder."""
+        # What a user has put there is never deleted as a leftover.
         return PART_NAME.fullmatch(self.name) is not None or self.is_temporary or self.is_set_aside
 
 
@@ -107,10 +104,11 @@ class Store(Folder):
         """
         folder = "" if step is None else step_name(step)
         if self.local:
-            inside = [self.root] if Path(self.root).name in (SNAPSHOTS, METRICS) else []
             with self.named_errors():
-                for path in (*inside, *([self.path(folder)] if folder else [])):
-                    check_folder(path)
+                if Path(self.root).name in (SNAPSHOTS, METRICS):
+                    check_folder(self.root)
+                if folder:
+                    check_folder(self.path(folder))
         return "/".join(filter(None, (folder, name)))
 
     def _file(self, step: int | None, name: str = MANIFEST) -> str:
@@ -123,28 +121,31 @@ class Store(Folder):
             return [step for step in self.folders() if self.is_committed(step)]
 
     def is_committed(self, step: int) -> bool:
-        self.fs.invalidate_cache()
+        self.fs.invalidate_cache()  # another process may have committed or deleted it since the last listing
         try:
             return bool(self.fs.exists(f"{self.folder(step)}/{MANIFEST}"))
-        except Exception:  # of any client: about this one file, or the listing fails, too
+        except Exception:  # of any client
+            # It may be about this one object, and then its folder can still be listed; else the listing raises, too.
             return MANIFEST in self.entries(self._name(step))
 
     def folders(self) -> list[int]:
         """The steps that have a folder, committed or not, newest first."""
-        names = self.entries(self._name(None))
-        steps = sorted((int(m[1]) for name in names if (m := STEP_FOLDER.fullmatch(name))), reverse=True)
-        for step in steps:
-            self._name(step)
-        return steps
+        steps = list[int]()
+        for name in self.entries(self._name(None)):
+            if named := STEP_FOLDER.fullmatch(name):
+                steps.append(int(named[1]))
+                self._name(steps[-1])  # a link in place of a step's folder is refused here, before anything reads it
+        return sorted(steps, reverse=True)
 
     def files(self, step: int | None) -> list[File]:
         """The files in a step's folder (None: beside the steps' folders), without folders."""
-        return [
-            # The size of a link, a FIFO or a device means nothing. `size` refuses those.
-            File(step, name, entry.get("size") if entry["type"] == "file" else None, modified(entry))
-            for name, entry in self.entries(self._name(step)).items()
-            if entry["type"] != "directory"
-        ]
+        files = list[File]()
+        for name, entry in self.entries(self._name(step)).items():
+            if entry["type"] != "directory":
+                # The size of a link, a FIFO or a device means nothing. `size` refuses those.
+                size = entry.get("size") if entry["type"] == "file" else None
+                files.append(File(step, name, size, modified(entry)))
+        return files
 
     def size(self, step: int | None, name: str) -> int:
         """In bytes. Raises Damaged if the file is missing, and for a link, a FIFO or a device."""
@@ -173,6 +174,8 @@ class Store(Folder):
 
     def read_pieces(self, step: int, name: str, size: int) -> Iterator[memoryview]:
         """The same, piece by piece; each is valid until the next. Needs little memory for a file of any size."""
+        # The size is asked before ranges: some S3 servers refuse a range beyond the end, S3 and Azure any of an empty
+        # file. And a damaged manifest can't make a reader take more memory than there are bytes.
         self.check_size(step, name, size)
         with self._as_damage(name, step):
             yield from read_pieces(self, self._name(step, name), size)
@@ -187,6 +190,8 @@ class Store(Folder):
         except EOFError as error:
             raise Damaged(f"{name} has become shorter while it was read") from error
         except Exception as error:
+            # A client's own checksums see damage before ours do. As a store's error (exit code 70) it would come back
+            # with each start; as damage it makes the next older snapshot be tried.
             if isinstance(unmasked(error), FileNotFoundError):
                 raise Damaged(f"{name} is missing") from error
             if is_mismatch(error):
@@ -216,6 +221,7 @@ class Store(Folder):
             self.fs.cp_file(old, new)
             return True
         Path(new).parent.mkdir(parents=True, exist_ok=True)
+        # Under another name first, since link(2) can't replace a file that is there.
         temporary = Path(new).with_name(f".{name}.{uuid4().hex}.tmp")
         try:
             os.link(old, temporary, follow_symlinks=False)
@@ -238,9 +244,11 @@ class Store(Folder):
         store may have dropped.
         """
         raw = encode_manifest(manifest)
+        # The first to commit a step has the word: two runs on one run.dir had both said "finished", with other digests.
         if not self.create(self._name(manifest.step, MANIFEST), raw):
             return False
         if self.local:
+            # Files and their own folder are on the disk; after a power cut the step's folder could still be missing.
             sync_folder(Path(self.root))  # the entry of the step's folder
         try:
             self.check_parts(manifest, [(MANIFEST, len(raw))])
@@ -261,12 +269,12 @@ class Store(Folder):
             ) from problem
 
     def check_sizes(self, step: int, sizes: Mapping[str, int]) -> None:
-        """Raise Damaged unless these files are there, with these sizes. One listing tells. It may be stale: a file that
-        it does not show is asked for.
-        """
+        """Raise Damaged unless these files are there, with these sizes."""
         listed = {file.name: file.size for file in self.files(step)}
         for name, size in sizes.items():
             if listed.get(name) != size:
+                # A listing may be stale: of what it does not show, the store is asked. Not of every part, though: each
+                # costs a request.
                 self.check_size(step, name, size)
 
     @cached_property
@@ -274,7 +282,7 @@ class Store(Folder):
         """Whether this store refuses to create a file that exists. Probed: some stores ignore the client's option."""
         if self.local:
             return True
-        probe = self.path(f"{PROBE}{uuid4().hex}")
+        probe = self.path(f"{PROBE}{uuid4().hex}")  # if this is killed, retention knows it by its name
         with self.named_errors():
             self.fs.pipe_file(probe, b"1")
             try:
@@ -297,6 +305,7 @@ class Store(Folder):
         except (Damaged, Unreadable):  # no content to hash; it must not replace one that was set aside before
             token = uuid4().hex
         name = f"{SET_ASIDE}{why}{token[:8]}-{MANIFEST}"
+        # Its parts stay: with the manifest's own name they are a snapshot again.
         self._move(step, MANIFEST, name)
         return name
 
@@ -315,7 +324,7 @@ class Store(Folder):
     def _move(self, step: int, name: str, new: str) -> None:
         if self.local:
             os.rename(self._file(step, name), self._file(step, new))
-        else:
+        else:  # not the client's `mv`, which has no time limit with some of them
             self.fs.cp_file(self._file(step, name), self._file(step, new))
             self.check_stored(self._name(step, new))  # before the only other copy goes
             self.fs.rm_file(self._file(step, name))
@@ -353,10 +362,9 @@ class Store(Folder):
                     os.rmdir(folder)
 
     def remove_parts(self, step: int) -> None:
-        """Delete what is in a step's folder, unless a manifest is there, or one that was set aside: the parts may be
-        that one's.
-        """
+        """Delete what a snapshot that failed has left in a step's folder."""
         files = self.files(step)
+        # A manifest, also one that was set aside, may name these parts: the same bits have the same names.
         if not any(file.name.endswith(MANIFEST) for file in files):
             self.remove(file for file in files if file.is_ours)
 

@@ -14,13 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, TransientError, Unreadable, UserError
-from mingpt.localfile import Buffer
+from mingpt.localfile import Buffer, T
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.format import Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
 from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
@@ -29,7 +29,6 @@ from mingpt.snapshot.staging import Staged, StagedPart, Staging, trim_memory
 from mingpt.snapshot.store import OVERTAKEN, Store
 from mingpt.world.world import World
 
-T = TypeVar("T")
 UNMEASURED = Metrics()
 FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
 LOOK_SECONDS = 0.5  # between two looks at whether the snapshot that is waited for takes too long
@@ -56,39 +55,37 @@ def started_pool(threads: int, name: str, begin: Callable[[], None] | None = Non
 
 @dataclass
 class SnapshotWriter:
-    """Writes the snapshots of one attempt, and deletes those that retention does not keep.
-
-    world: the processes, with a group for this writer alone; the group's time limit must be longer than limit_seconds
-    plus one call of the store.
-    everyone: all processes, with a group for this writer alone, if `world` is a part of them; they exchange slices.
-    writers: the ranks of `world` that write parts, rank 0 among them; None: all. The others send their slices, and hear
-    what became of the snapshot, as all do: the store may be on a disk that they do not see.
-    provenance: the manifest's fields beside the state: run, vocabulary, config, fingerprint, history.
-    committed(step, digest, seconds): called in every process, in the writer's thread.
-    lost(step, failures in a row, reason): called in rank 0, in the writer's thread, when a snapshot has failed.
-    claim: the attempt's claim, in rank 0. None: no other attempt can be writing.
-    retry_seconds: for how long one write that fails is retried.
-    verify: read each part back before the commit.
-    limit_seconds: for all writes of a process together, and again for the commit.
-    hang_seconds: the same with the last call of the store, and for deleting old ones. A snapshot that takes longer has
-    failed, though its thread may never return: a local disk has no limit of its own.
-    max_failures: in a row; after them it has given up.
-    """
+    """Writes the snapshots of one attempt, and deletes those that retention does not keep."""
 
     store: Store
+    # The processes that write one snapshot together, with a group for this writer alone. The group's time limit must be
+    # longer than limit_seconds plus one call of the store, or a slow store looks like a dead process.
     world: World
     retention: Retention
+    # The manifest's fields beside the state: run, vocabulary, config, fingerprint, history.
     provenance: Mapping[str, Any]
     log: Callable[[str], None]
+    # committed(step, digest, seconds): called in every process, in the writer's thread.
     committed: Callable[[int, str, float], None] = lambda step, digest, seconds: None
+    # lost(step, failures in a row, reason): called in rank 0, in the writer's thread, when a snapshot has failed.
     lost: Callable[[int, int, str], None] = lambda step, in_a_row, reason: None
+    # The attempt's claim, in rank 0. None: no other attempt can be writing.
     claim: Attempt | None = None
+    # All processes, with a group for this writer alone, if `world` is a part of them: they exchange slices.
     everyone: World | None = None
+    # The ranks of `world` that write parts, rank 0 among them; None: all. The others send their slices, and hear what
+    # became of the snapshot, as all do: the store may be on a disk that they do not see.
     writers: Sequence[int] | None = None
+    # For how long one write that fails is tried again.
     retry_seconds: float = 0
+    # Whether each part is read back before the commit.
     verify: bool = False
+    # For all writes of a process together, and again for the commit.
     limit_seconds: float = math.inf
+    # The same with the last call of the store, and for deleting old ones. A snapshot that takes longer has failed,
+    # though its thread may never return: a local disk (a dead NFS mount) has no limit of its own.
     hang_seconds: float = math.inf
+    # Failures in a row after which it has given up.
     max_failures: int = 2**31
     step: int | None = None  # of the snapshot that was started last
     failures: int = 0  # in a row; equal in all processes, though not updated at the same moment
@@ -102,7 +99,8 @@ class SnapshotWriter:
     def __post_init__(self) -> None:
         writers = range(self.world.size) if self.writers is None else self.writers
         self._staging = Staging(self.world, self.everyone, writers)
-        self._ahead = max(2, PARALLEL_PARTS // len(writers))  # parts that are written at a time
+        # Parts that are written at a time. Each takes up to 64 MiB where it is put together from slices.
+        self._ahead = max(2, PARALLEL_PARTS // len(writers))
         self._pool = started_pool(1, "snapshot", partial(use_device, self.world.device))
         self._part_pool = started_pool(self._ahead, "part")
 
@@ -127,7 +125,7 @@ class SnapshotWriter:
 
     def start(self, step: int, state: SharedState, metrics: Metrics = UNMEASURED, log_failure: bool = True) -> None:
         """Save the state as step `step` in the background. Called by all processes, when none of them is busy."""
-        assert not self.busy
+        assert not self.busy  # the buffers of the one in flight would be overwritten
         self.step = step
         staged = self._staging.copy_share(state)
         self._job = self._pool.submit(self._write, step, staged, metrics, time.monotonic(), log_failure)
@@ -144,6 +142,7 @@ class SnapshotWriter:
         Raises TimeoutError, also if what is in flight has failed because it takes too long.
         """
         end = time.monotonic() + limit_seconds
+        # In short waits, since the thread that writes may never return.
         while self._job is not None and not self._job.done():
             self.fail_if_it_hangs()
             if self._hangs or time.monotonic() >= end:
@@ -217,7 +216,7 @@ class SnapshotWriter:
             reports = self.world.gather(report)
             trim_memory(staged)
             if self.world.is_main and any("error" in report for report in reports):
-                self._remove_parts(step)
+                self._remove_parts(step)  # a disk that is full of them would fail the next snapshot, too
             raise_first(reports)
             with self._own_work():
                 committed = self.commit(step, reports, metrics) if self.world.is_main else None
@@ -261,13 +260,10 @@ class SnapshotWriter:
             self.log(f"old snapshots could not be deleted: {error}; the next snapshot tries again")
 
     def _remove_parts(self, step: int) -> None:
-        """What a snapshot that failed leaves would make a full disk fuller. Called by one process.
-
-        It stays if a manifest names it, and if a newer attempt may be writing the same parts.
-        """
+        """Delete what a snapshot that failed has left, unless a manifest names it. Called by one process."""
         try:
             if self.claim is not None:
-                self.claim.check()
+                self.claim.check()  # a newer attempt may be writing the same parts, under the same names
             self.store.remove_parts(step)
         except Exception:  # why the snapshot failed is reported; what stays goes with a later one, as a dead writer's
             return
@@ -280,13 +276,14 @@ class SnapshotWriter:
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
         deadline, writes = self._deadline(), list[Future[tuple[str, dict[str, Any]]]]()
         try:
-            for one in staged:
+            for one in staged:  # the next is put together while these are hashed and written
                 writes.append(self._part_pool.submit(self._write_part, step, deadline, one))
                 futures.wait(writes[-self._ahead : 1 - self._ahead])  # a bound of the memory
             for name, part in [write.result() for write in writes]:
                 written["parts"][name] = {"size": part["size"]}
                 written["tensors"] |= part["tensors"]
-        except BaseException as error:  # of any kind: the others wait for this process's report
+        # Of any kind (a client library may raise SystemExit): the others wait for this process's report.
+        except BaseException as error:
             return _failure(f"the snapshot of step {step} could not be written", error)
         finally:
             futures.wait(writes)  # also after a failure: the next snapshot is copied into the same memory
@@ -319,7 +316,7 @@ class SnapshotWriter:
         return {"digest": manifest.digest}
 
     def _commit(self, manifest: Manifest) -> None:
-        if self.claim is not None:
+        if self.claim is not None:  # a preempted node that wakes up must not commit beside the attempt that replaced it
             self.claim.check()
         # A store may drop bytes silently (pytorch#183878). With a folder that the nodes don't share, each node sees its
         # own parts alone.
@@ -339,11 +336,12 @@ class SnapshotWriter:
         try:
             theirs = read_manifest(self.store, ours.step)
         except (Damaged, Unreadable):
-            why = ""
+            why = ""  # set aside as damaged
         else:
             if theirs.digest == ours.digest:
                 return
             there = f"step {ours.step} of {self.store.url} is there, from attempt {theirs.attempt}, with another digest"
+            # Equal numbers: on a store without conditional puts, two attempts may have taken the same one.
             if theirs.attempt >= ours.attempt:
                 raise Superseded(
                     f"{there} ({theirs.digest[:16]}, and ours is {ours.digest[:16]}): it stays, this run ends"
@@ -374,7 +372,7 @@ class SnapshotWriter:
             try:
                 with self.store.named_errors():
                     return act()
-            except UserError:
+            except UserError:  # a full disk or a missing right does not pass by itself
                 raise
             except Exception as error:
                 if time.monotonic() + pause > last_try:
