@@ -37,8 +37,8 @@ def pin(config: Config, device: torch.device) -> None:
         # Without it, cuBLAS chooses a workspace per stream, and with it the order of additions.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # Otherwise some kernels add with atomics, in another order each time: the backward of an embedding, for one.
-        # The same switch as torch.use_deterministic_algorithms, which imports torch's compiler to tell it, too: 6 s of an
-        # eager start beside an H200. Where steps are compiled, compiler.ready tells it.
+        # The same switch as torch.use_deterministic_algorithms, which imports torch's compiler to tell it, too: 6 s of
+        # an eager start beside an H200. Where steps are compiled, compiler.ready tells it.
         torch.set_deterministic_debug_mode("error" if config.reduce == "exact" else "default")
         # It fills each torch.empty with NaN, which costs time; nothing here reads memory before writing it.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -90,7 +90,7 @@ def autocast_for(config: Config, device: torch.device) -> Any:
 
 
 def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[str, Any]:
-    """With reduce=exact, runs of one config with equal fingerprints give equal bits. Call `pin` first.
+    """Record what bits depend on: with reduce=exact, runs of one config with equal ones are equal. Call `pin` first.
 
     data_sha256: of the data's content.
     """
