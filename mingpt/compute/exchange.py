@@ -88,7 +88,7 @@ class Exchange:
         return add_siblings(dict(zip(chain.from_iterable(self.hop.sent), received, strict=True)), self.parents)
 
     def next_hop(self) -> None:
-        """If there is another hop: wait for the current one, and begin the next."""
+        """Wait for the current hop and begin the next one, if there is another."""
         if self.later:
             sums = torch.stack(self._sums(), 1)  # (slices, rows, length): a slice for each process of the next hop
             self.hop, *self.later = self.later
@@ -101,7 +101,7 @@ class Exchange:
 
 
 def pack(buckets: Sequence[Bucket], names: Collection[str], autocast: Any) -> dict[Bucket, "Packing"]:
-    """How to pack the buckets with weights that travel in 16 bits.
+    """Make what packs the buckets with weights that travel in 16 bits.
 
     names: the parameters that the model reads under `autocast` alone (LanguageModel.linear_matrices).
     """
@@ -151,7 +151,7 @@ class Packing:
         return message
 
     def _exact_pieces(self, message: Tensor, rank: int) -> list[Tensor]:
-        """Where in the message of `rank` the pieces are that are not rounded."""
+        """The pieces of the message of `rank` that are not rounded."""
         end = self.narrow_bytes + sum(self.exact_bytes[rank])
         pieces = message[self.narrow_bytes : end].split(self.exact_bytes[rank])
         return [piece.view(self.bucket.weights.dtype) for piece in pieces]

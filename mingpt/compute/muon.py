@@ -164,7 +164,7 @@ def cost(shape: torch.Size) -> int:
 
 
 def owners(costs: Sequence[int], size: int) -> list[int]:
-    """Which of `size` processes gets each matrix: the most expensive first, to whoever has least to do.
+    """Choose which of `size` processes gets each matrix: the most expensive first, to whoever has least to do.
 
     Graham 1969: the busiest one then has at most 4/3 of what it must have.
     """

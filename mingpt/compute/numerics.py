@@ -90,7 +90,7 @@ def autocast_for(config: Config, device: torch.device) -> Any:
 
 
 def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[str, Any]:
-    """With reduce=exact, runs of one config with equal fingerprints give equal bits. Call `pin` first.
+    """Record what bits depend on: with reduce=exact, runs of one config with equal ones are equal. Call `pin` first.
 
     data_sha256: of the data's content.
     """

@@ -57,7 +57,7 @@ def schedule_factor(config: Schedule, step: int) -> float:
 
 
 class Method(Protocol):
-    """How all parameters are updated, if not by AdamW and Muon: compute/own.py."""
+    """Updates all parameters, in place of AdamW and Muon: compute/own.py."""
 
     def step(self, sums: Sequence[Tensor], skip: Tensor, step: int, factor: float) -> None: ...
     def state(self) -> dict[str, Tensor | Sliced]: ...
@@ -186,7 +186,7 @@ class Update:
         return norm
 
     def ema_slices(self) -> dict[int, Tensor]:
-        """By bucket, this process's slice of the mean of the weights, which begins with those of the first call."""
+        """Give this process's slice of the mean of the weights, by bucket. It begins with those of the first call."""
         if self.config.ema and "ema" not in self.moments:
             self.moments["ema"] = {i: bucket.local.clone() for i, bucket in enumerate(self.buckets)}
         return self.moments.get("ema", {})

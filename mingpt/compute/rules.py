@@ -1,4 +1,4 @@
-"""Which rule each parameter follows: Muon or AdamW, its learning rate, and its weight decay."""
+"""The rule that each parameter follows: Muon or AdamW, its learning rate, and its weight decay."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

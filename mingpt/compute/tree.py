@@ -118,12 +118,13 @@ def add_siblings(sums: Mapping[Subtree, Tensor], parents: Mapping[tuple[Subtree,
             added[left] = parents[left, right], total
         gone = {right for _, right in pairs}
         level = dict[Subtree, Tensor]()
-        for subtree, value in sums.items():
+        # By key: a variable that names a sum would keep all that has arrived with it until the next level is added.
+        for subtree in sums:
             if subtree in added:
                 parent, total = added[subtree]
                 level[parent] = total
             elif subtree not in gone:
-                level[subtree] = value
+                level[subtree] = sums[subtree]
         sums = level
     return list(sums.values())
 
