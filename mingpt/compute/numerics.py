@@ -89,7 +89,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
 
     data_sha256: of the data's content.
     """
-    code, imports = config.model.code()
+    code, imports = plugin.code("model", config.model) if isinstance(config.model, Own) else (None, None)
     own = {name: [*plugin.code(name, part)] for name in OWN if isinstance(part := getattr(config, name), Own)}
     return {
         **machine(device),

@@ -6,14 +6,26 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from mingpt.config.kinds import FIRST, KINDS, Kind
+from mingpt.config.datasets import ChatData, MixData, OwnData, RandomData, ShardsData, TextData
+from mingpt.config.kinds import Kind
+from mingpt.config.models import GPTModel, ModernModel, OwnModel
 from mingpt.config.schema import OWN, Config
 from mingpt.config.section import Own, Parts, Section
 
+
+def _by_name(*kinds: type[Kind]) -> dict[str, type[Kind]]:
+    return {kind.model_fields["kind"].default: kind for kind in kinds}
+
+
+# The kinds of each section, in the order of messages and --help. The first is that of a section that names none.
+KINDS: dict[str, dict[str, type[Kind]]] = {
+    "model": _by_name(GPTModel, ModernModel, OwnModel),
+    "data": _by_name(TextData, ChatData, MixData, OwnData, RandomData, ShardsData),
+}
 SECTIONS: dict[str, type[Section]] = {
     name: field.annotation
     for name, field in Config.model_fields.items()
-    if name not in FIRST and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    if name not in KINDS and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
 FOLLOWED = re.compile(r"\$\{([\w.]+)\}")
 

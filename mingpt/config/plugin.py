@@ -14,9 +14,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
 from mingpt.config.imports import imported_sha256, search_here_too
 from mingpt.config.section import Own
 from mingpt.errors import UserError
@@ -75,6 +72,10 @@ def find(section: str, path: str) -> Callable[..., Any]:
         raise UserError(f"{shown}: the module {module_name} has no {name}{hint}")
     if not callable(target):
         raise UserError(f"{shown} is a {type(target).__name__}, neither a class nor a function")
+    # The code has imported torch: not imported at the top, since most configs name none, and are judged without torch.
+    from torch import nn
+    from torch.optim import Optimizer
+
     if section == "model" and isinstance(target, type):
         if not issubclass(target, nn.Module):
             raise UserError(f"{shown} is no torch.nn.Module: derive the class from it")

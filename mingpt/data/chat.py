@@ -16,62 +16,25 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
-from mingpt.config.kinds import register
-from mingpt.config.section import AffectsResult
+from mingpt.config.datasets import FORMS, PLAIN, ChatData
 from mingpt.console import say
 from mingpt.data.bpe import Encoder, read_tokenizer
 from mingpt.data.cache import ArrayFile
 from mingpt.data.otherforms import how_to_map
 from mingpt.data.source import Microbatch, Samples, Source
-from mingpt.data.template import CHATML, KEY, PLAIN, Messages, Template, Turn, chatml, with_template
-from mingpt.data.text import Tokenized, token_file
+from mingpt.data.template import Messages, Template, Turn, chatml, with_template
+from mingpt.data.text import token_file
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
 from mingpt.data.windows import PaddedBatches, TokenFile
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.redact import printable, without_secrets
-
-if TYPE_CHECKING:
-    from mingpt.config.schema import Config
-
-FORMS = (PLAIN, CHATML)
-
-
-@register
-class ChatData(Tokenized):
-    kind: Literal["chat"] = "chat"
-    """conversations, with loss on the answers alone"""
-    # The default is that of runs of before; data=chat sets chatml. The content of other templates is in the vocabulary.
-    template: Annotated[
-        Literal["plain", "chatml"] | Annotated[str, Field(min_length=1)],
-        AffectsResult(lambda data: data.get("template") in FORMS),
-    ] = "plain"
-    """chatml, or plain (User: and Assistant:); or whose chat_template: a tokenizer's folder, a file, OWNER/NAME."""
-
-    reads = (*Tokenized.reads, KEY)
-
-    def problem(self, config: "Config") -> str | None:
-        if self.template not in FORMS and self.tokens != "bpe":
-            shown = f"{KEY}={without_secrets(self.template)}"
-            return f"{shown}: neither chatml nor plain, and a tokenizer's needs data.tokens=bpe and data.tokenizer=…"
-        return super().problem(config)
-
-    def places(self) -> dict[str, str]:
-        return super().places() | ({} if self.template in FORMS else {KEY: self.template})
-
-    def encoders(self) -> tuple[str, ...]:
-        return super().encoders() + (() if self.template == PLAIN else ("jinja2",))
-
-    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-        return open_chat(self, block_size, micro_size, vocabulary)
-
 
 LABELS = {"system": "", "user": "User: ", "assistant": "Assistant:"}
 HALF = re.compile("[\ud800-\udfff]")  # JSON may hold a surrogate alone, and UTF-8 and snapshots can't

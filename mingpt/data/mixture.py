@@ -1,144 +1,22 @@
 """Several data sets as one: their samples numbered one after the other, their validation splits evaluated apart."""
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from itertools import accumulate
-from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, Field, SerializeAsAny
-from pydantic_core import PydanticCustomError
 
-from mingpt.compute.mixture import BLOCK, Mixture, shares
-from mingpt.config.kinds import Data, of_part, register
-from mingpt.config.section import LARGEST, NO_RESULT, Parts, follows
-from mingpt.data.cache import CachedData, RowData
-from mingpt.data.shards import ShardsData
+from mingpt.compute.mixture import Mixture, shares
+from mingpt.config.datasets import MixData, ShardsData, TextData
+from mingpt.config.kinds import Data, of_part
+from mingpt.data.shards import open_shards
 from mingpt.data.source import EvalSplit, Microbatch, SampledSplit, Samples, Source, sampled_split
-from mingpt.data.text import TextData
+from mingpt.data.text import open_text
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import TransientError, UserError
-
-if TYPE_CHECKING:
-    from mingpt.config.schema import Config
-
-
-MOST_PAIRS = 1000
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST
-
-
-def _weight(value: Any) -> Any:
-    """A number above 0; or pairs [first step, weight], not all of them 0."""
-    pairs = value if isinstance(value, list) else [[0, value]]
-    good = all(isinstance(pair, list) and len(pair) == 2 and all(map(_number, pair)) for pair in pairs)
-    steps = [pair[0] for pair in pairs] if good else []
-    if len(steps) > MOST_PAIRS:
-        raise PydanticCustomError("weight", f"must be at most {MOST_PAIRS} pairs")
-    if not (
-        steps[:1] == [0]
-        and all(type(step) is int for step in steps)
-        and steps == sorted({*steps})
-        and any(weight > 0 for _, weight in pairs)
-    ):
-        raise PydanticCustomError(
-            "weight", "must be a number above 0, or pairs [step, weight] from step 0 on, as [[0, 0.7], [1000, 0.3]]"
-        )
-    return value
-
-
-class Component(RowData):
-    weight: Annotated[Any, AfterValidator(_weight)] = 1.0
-    """Its share, against those of the others: a number, or pairs [step, weight] from which step on it is which."""
-    cache_dir: Annotated[str, NO_RESULT] = follows("${data.cache_dir}", min_length=1)
-    """As for the whole."""
-    cache_timeout_seconds: Annotated[float, NO_RESULT] = follows("${data.cache_timeout_seconds}", gt=0)
-    """As for the whole."""
-
-    def at(self, step: int) -> float:
-        """The weight at a step."""
-        pairs = self.weight if isinstance(self.weight, list) else [[0, self.weight]]
-        return float(pairs[bisect_right(pairs, step, key=itemgetter(0)) - 1][1])
-
-    def problem(self, config: "Config") -> str | None:
-        if self.workers:
-            return f"data.workers={self.workers}: the loader processes are those of the whole mixture: leave it out"
-        return super().problem(config)
-
-
-class ShardsComponent(Component, ShardsData):
-    kind: Literal["shards"] = "shards"
-
-
-class TextComponent(Component, TextData):
-    kind: Literal["text"] = "text"
-
-
-@register
-class MixData(CachedData):
-    kind: Literal["mix"] = "mix"
-    """several data sets of kind shards or text, mixed by weights that may change by step"""
-    mix: Annotated[dict[str, SerializeAsAny[Component]], Parts((ShardsComponent, TextComponent))] = Field(default={})
-    """By name, each with the keys of its kind (shards or text) and weight: 0.7, or by step [[0, 0.7], [1000, 0.3]]."""
-
-    validation = "give its components a validation split"
-
-    def problem(self, config: "Config") -> str | None:
-        if not self.mix:
-            return (
-                "data.mix has no components: set data.mix={web: {path: …, weight: 0.7}, code: {path: …, weight: 0.3}}"
-            )
-        if odd := [name for name in self.mix if not name.replace("-", "").replace("_", "").isalnum()]:
-            return f"data.mix: {odd[0]!r} is not a name of letters, digits, '-' and '_': take another"
-        apart = [key for key, part in self.parts().items() if getattr(part, "documents", "joined") == "apart"]
-        if joined := apart and [key for key in self.parts() if key not in apart]:
-            return (
-                f"{' and '.join(f'{key}.documents=apart' for key in apart)}, but those of {' and '.join(joined)} are "
-                f"joined: set all to one (kind=text has no documents: `mingpt prepare` makes shards of a text)"
-            )
-        for step, weights in self.phases():
-            whole = sum(weights.values())
-            if whole == 0:
-                return f"data.mix: from step {step} on all weights are 0: raise one of them"
-            if few := [f"data.mix.{name}.weight" for name, w in weights.items() if 0 < w < whole / BLOCK]:
-                return (
-                    f"{' and '.join(few)}: from step {step} on less than one in {BLOCK} samples, which is too few for "
-                    f"exact shares: raise it, or set it to 0"
-                )
-        return None
-
-    def phases(self) -> list[tuple[int, dict[str, float]]]:
-        """(first step, weights by name) from 0 on; the names in order."""
-        lists = [c.weight for c in self.mix.values() if isinstance(c.weight, list)]
-        steps = sorted({0, *(int(first) for pairs in lists for first, _ in pairs)})
-        return [(step, {name: part.at(step) for name, part in sorted(self.mix.items())}) for step in steps]
-
-    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-        return open_mix(self, block_size, micro_size, vocabulary)
-
-    def parts(self) -> dict[str, Data]:
-        return {f"data.mix.{name}": part for name, part in sorted(self.mix.items())}
-
-    def places(self) -> dict[str, str]:
-        return {
-            of_part(key, part, k): place for key, part in self.parts().items() for k, place in part.places().items()
-        }
-
-    def extras(self) -> set[str]:
-        return {extra for part in self.mix.values() for extra in part.extras()}
-
-    def encoders(self) -> tuple[str, ...]:
-        return tuple(sorted({package for part in self.mix.values() for package in part.encoders()}))
-
-    def vocabulary_size(self) -> int:
-        return max((part.vocabulary_size() for part in self.mix.values()), default=super().vocabulary_size())
 
 
 @contextmanager
@@ -209,7 +87,7 @@ def open_mix(config: MixData, block_size: int, micro_size: int, vocabulary: Voca
     for key, part in parts.items():
         try:
             with named(key, part):
-                found[key] = part.open(block_size, micro_size, vocabulary)
+                found[key] = _opened(part, block_size, micro_size, vocabulary)
         except UserError as error:
             problems += error.problems
     if problems:
@@ -232,6 +110,13 @@ def open_mix(config: MixData, block_size: int, micro_size: int, vocabulary: Voca
         sha256(json.dumps(content).encode()).hexdigest(),
         mixture=Mixture(tuple((names[key], len(each.train)) for key, each in found.items()), phases),
     )
+
+
+def _opened(part: Data, block_size: int, micro_size: int, vocabulary: Vocabulary | None) -> Source:
+    if isinstance(part, TextData):
+        return open_text(part, block_size, micro_size, vocabulary)
+    assert isinstance(part, ShardsData)
+    return open_shards(part, block_size, micro_size, vocabulary)
 
 
 def _about(source: Source) -> str:

@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from mingpt.config.kinds import register
-from mingpt.config.section import MISSING, NO_RESULT
+from mingpt.config.datasets import ShardsData
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.cache import ArrayFile, RowData, cached
+from mingpt.data.cache import ArrayFile, cached
 from mingpt.data.dataset import (
     AGAIN,
     MANIFEST,
@@ -39,34 +37,6 @@ from mingpt.folder import Folder
 from mingpt.localfile import open_cached
 from mingpt.redact import without_secrets
 from mingpt.storage import fetch_it, place
-
-
-@register
-class ShardsData(RowData):
-    kind: Literal["shards"] = "shards"
-    """any amount of text, tokenized before"""
-    path: Annotated[str, NO_RESULT] = Field(default=MISSING, min_length=1)
-    """The folder that `mingpt prepare` has written, or one with nanoGPT's train.bin and val.bin: any fsspec URL."""
-    tokenizer: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
-    """The vocabulary of nanoGPT's files, which name none, as for text; null: numbers, which spell no text."""
-    documents: Literal["joined", "apart"] = "joined"
-    """apart: a token sees nothing of the documents before its own, and positions count from its document's start."""
-    cache_bytes: Annotated[int, NO_RESULT] = Field(default=2**35, ge=1)
-    """Most bytes of shards that a node keeps in cache_dir, when data.path is no local folder."""
-
-    validation = "prepare them with a larger --val-fraction"
-    missing = (
-        "set it to shards: `mingpt fetch fineweb-edu --tokens 10B` writes data/fineweb-edu, `mingpt fetch tinystories` "
-        "data/tinystories, a small one to try things out; `mingpt prepare 'hf://datasets/OWNER/NAME/*.parquet' "
-        "--out data/mine --tokenizer data/gpt2` makes them of any dataset or files"
-    )
-
-    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-        return open_shards(self, block_size, micro_size, vocabulary)
-
-    def extras(self) -> set[str]:
-        return {"bpe"}  # their vocabulary: to train needs no package, to write a text does
-
 
 NANOGPT = ("train.bin", "val.bin")
 

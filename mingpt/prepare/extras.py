@@ -14,11 +14,10 @@ from typing import Any
 from mingpt import hub
 from mingpt.command import code_of, expanded
 from mingpt.config import compose
-from mingpt.config.checks import HUB_KEYS
+from mingpt.config.checks import HUB_KEYS, alone
 from mingpt.config.schema import Config
 from mingpt.console import complain, ended, say
 from mingpt.errors import FINISHED
-from mingpt.snapshot.elsewhere import alone
 from mingpt.storage import EXTRAS
 
 
