@@ -1,8 +1,8 @@
 """`python -m mingpt.prepare.extras [--from-env] [overrides]`: the extras of this package that such a run needs.
 
 recipes/setup.sh installs them. They follow from the run's composed config, so no recipe has to list them. What can't
-work on SkyPilot's machines ends the set-up here. It is asked before torch is installed, too, for the mistakes alone: what
-it imports needs hydra, pydantic and fsspec, and nothing else that is not Python's own.
+work on SkyPilot's machines ends the set-up here. It is asked before torch is installed, too, for the mistakes alone:
+what it imports needs hydra, pydantic and fsspec, and nothing else that is not Python's own.
 """
 
 import os

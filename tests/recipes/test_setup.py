@@ -171,8 +171,9 @@ def test_gpus_that_torch_cannot_use_fail_the_set_up_and_not_the_speed(machine: M
 
 
 MISTAKES = [
-    "train.max_step=3", "run.name='a b'", "model=gpt3", "optimizer.lr=-1", "data.workers=-1", "model.n_head=5", "+new=1",
-    "batch.micro_size=7", "track=[wandbb]", "experiment=shakespear", "run.dir=r2://b/run", "train.steps=1; seed=x",
+    "train.max_step=3", "run.name='a b'", "model=gpt3", "optimizer.lr=-1", "data.workers=-1", "model.n_head=5",
+    "+new=1", "batch.micro_size=7", "track=[wandbb]", "experiment=shakespear", "run.dir=r2://b/run",
+    "train.steps=1; seed=x",
 ]  # fmt: skip
 # Judges lists of overrides, in a Python that has no packages but hydra, pydantic, fsspec and what they need.
 WITHOUT_TORCH = """
