@@ -55,7 +55,8 @@ def messages_of(line: Any, any_role: bool = False) -> list[dict[str, Any]]:
         messages = [{"role": "user", "content": line["prompt"]}, {"role": "assistant", "content": line["answer"]}]
     messages = messages if isinstance(messages, list) else [None]
     for message in messages:
-        role, content = (message.get(k) for k in ("role", "content")) if isinstance(message, dict) else (None, None)
+        fields = message if isinstance(message, dict) else {}
+        role, content = fields.get("role"), fields.get("content")
         if not (isinstance(role, str) and (any_role or role in LABELS) and isinstance(content, str)):
             raise ValueError(f"a message needs a role ({', '.join(LABELS)}) and a text as content")
         if half := HALF.search(content):
@@ -146,7 +147,11 @@ def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary, end: l
 def _vocabulary(config: ChatData, conversations: list[list[Turn]]) -> TextVocabulary:
     if config.tokens == "byte":
         return Bytes()
-    return Characters("".join(sorted({"\n"}.union(*(text for turns in conversations for text, _ in turns)))))
+    characters = {"\n"}
+    for turns in conversations:
+        for text, _ in turns:
+            characters.update(text)
+    return Characters("".join(sorted(characters)))
 
 
 class Conversations(Samples):
@@ -165,7 +170,8 @@ class Conversations(Samples):
         documents = torch.full_like(tokens, -1)
         for row, i in enumerate(ids):
             part = self.tokens.read(int(self.begins[i]), int(self.ends[i]))
-            token, conversation = (torch.from_numpy(part[k].astype(np.int64)) for k in ("token", "conversation"))
+            token = torch.from_numpy(part["token"].astype(np.int64))
+            conversation = torch.from_numpy(part["conversation"].astype(np.int64))
             wanted = torch.from_numpy(part["answer"][1:].copy()) & (conversation[1:] == conversation[:-1])
             tokens[row, : len(part) - 1] = token[:-1]
             targets[row, : len(part) - 1] = token[1:].where(wanted, IGNORE)

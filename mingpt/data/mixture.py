@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -34,8 +33,12 @@ class MixedSamples(Samples):
     """A sample's number is that in its component, plus the numbers of samples in the components before it."""
 
     def __init__(self, parts: Mapping[str, tuple[Data, Samples]]) -> None:
-        self.parts = [(key, part, samples) for key, (part, samples) in parts.items()]
-        self.stops = [*accumulate(len(samples) for _, samples in parts.values())]
+        self.parts, self.stops = list[tuple[str, Data, Samples]](), list[int]()
+        stop = 0
+        for key, (part, samples) in parts.items():
+            stop += len(samples)
+            self.parts.append((key, part, samples))
+            self.stops.append(stop)
 
     def __len__(self) -> int:
         return self.stops[-1]
@@ -56,23 +59,30 @@ class MixedSplit(SampledSplit):
     """The components' validation splits, one after the other. parts: which microbatches are whose."""
 
     def __init__(self, splits: Mapping[str, tuple[Data, EvalSplit]]) -> None:
-        self.splits = [(key, part, sampled_split(split)) for key, (part, split) in splits.items()]
-        self.size = sum(split.size for *_, split in self.splits)
-        self.micro_size = max(split.micro_size for *_, split in self.splits)
-        stops = [*accumulate(len(split) for _, _, split in self.splits)]
-        spans = (
-            (key, range(stop - len(split), stop)) for (key, _, split), stop in zip(self.splits, stops, strict=True)
-        )
-        self.parts = {key.rpartition(".")[2]: span for key, span in spans if span}
-        self.stops = stops
+        self.splits, self.stops = list[tuple[str, Data, SampledSplit]](), list[int]()
+        self.parts = dict[str, range]()
+        self.size = self.micro_size = 0
+        start = 0
+        for key, (part, given) in splits.items():
+            split = sampled_split(given)
+            span = range(start, start + len(split))
+            if span:
+                self.parts[key.rpartition(".")[2]] = span
+            self.splits.append((key, part, split))
+            self.stops.append(span.stop)
+            self.size += split.size
+            self.micro_size = max(self.micro_size, split.micro_size)
+            start = span.stop
 
     def __len__(self) -> int:
         return self.stops[-1]
 
     def evenly(self, most: int) -> "MixedSplit":
         """Of each component a share by its size, at least one sample."""
-        shares = {key: (part, split.evenly(-(-split.size * most // self.size))) for key, part, split in self.splits}
-        return MixedSplit(shares)
+        smaller = dict[str, tuple[Data, EvalSplit]]()
+        for key, part, split in self.splits:
+            smaller[key] = part, split.evenly(-(-split.size * most // self.size))
+        return MixedSplit(smaller)
 
     def __getitem__(self, index: int, /) -> Microbatch:
         i = int(np.searchsorted(self.stops, index, side="right"))
@@ -100,15 +110,21 @@ def open_mix(config: MixData, block_size: int, micro_size: int, vocabulary: Voca
                 f"tokens of both with one tokenizer, or use bytes; nanoGPT's files need {first}.tokenizer and "
                 f"{key}.tokenizer"
             )
-    phases = tuple((step, shares([*weights.values()])) for step, weights in config.phases())
-    names = {key: key.rpartition(".")[2] for key in found}
-    content = [[names[key], each.sha256] for key, each in found.items()]
+    train, validation = dict[str, tuple[Data, Samples]](), dict[str, tuple[Data, EvalSplit]]()
+    content, sizes = list[list[str]](), list[tuple[str, int]]()
+    for key, each in found.items():
+        name = key.rpartition(".")[2]
+        train[key] = parts[key], each.train
+        validation[key] = parts[key], each.validation
+        content.append([name, each.sha256])
+        sizes.append((name, len(each.train)))
+    phases = [(step, shares([*weights.values()])) for step, weights in config.phases()]
     return Source(
-        MixedSamples({key: (parts[key], each.train) for key, each in found.items()}),
-        MixedSplit({key: (parts[key], each.validation) for key, each in found.items()}),
+        MixedSamples(train),
+        MixedSplit(validation),
         source.vocabulary,
         sha256(json.dumps(content).encode()).hexdigest(),
-        mixture=Mixture(tuple((names[key], len(each.train)) for key, each in found.items()), phases),
+        mixture=Mixture(tuple(sizes), tuple(phases)),
     )
 
 

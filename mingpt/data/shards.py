@@ -123,12 +123,16 @@ def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | 
 
 def _check_files(config: ShardsData, folder: Folder, dataset: DataSet, vocabulary: int) -> None:
     """Read a local data set once at the start, so that a damaged shard can't end the run later. Raises UserError."""
-    shown, names = folder.shown, [shard.name for shard in dataset.shards]
-    if problems := [f"{shown}: {n} is missing: {AGAIN}" for n in names if not folder.fs.exists(folder.path(n))]:
+    names, problems = [shard.name for shard in dataset.shards], list[str]()
+    for name in names:
+        if not folder.fs.exists(folder.path(name)):
+            problems.append(f"{folder.shown}: {name} is missing: {AGAIN}")
+    if problems:
         raise UserError(*problems)
-    scans = zip(dataset.shards, _scanned(config, folder, names, dataset.dtype), strict=True)
-    found = [(shard.name, file.damage(shard, dataset.dtype) or file.beyond(vocabulary)) for shard, file in scans]
-    if problems := [f"{shown}: {name} {why}: {AGAIN}" for name, why in found if why]:
+    for shard, file in zip(dataset.shards, _scanned(config, folder, names, dataset.dtype), strict=True):
+        if why := file.damage(shard, dataset.dtype) or file.beyond(vocabulary):
+            problems.append(f"{folder.shown}: {shard.name} {why}: {AGAIN}")
+    if problems:
         raise UserError(*problems)
 
 

@@ -129,10 +129,12 @@ def read_template(url: str) -> str:
         if not isinstance(text, str):
             named = text if isinstance(text, dict) else {each["name"]: each["template"] for each in text}
             text = named["default"]
-        tokens = {key: fields[key] for key in fields if key.endswith("_token") and fields[key] and key in text}
-        values = {key: token if isinstance(token, str) else token["content"] for key, token in tokens.items()}
-        # The template's own first line feed would be taken as the end of the last of these.
-        lines = [f"{{% set {key} = {json.dumps(value, ensure_ascii=False)} %}}\n" for key, value in values.items()]
+        lines = list[str]()
+        for key, token in fields.items():
+            if key.endswith("_token") and token and key in text:
+                value = token if isinstance(token, str) else token["content"]
+                # The template's own first line feed would be taken as the end of the last of these.
+                lines.append(f"{{% set {key} = {json.dumps(value, ensure_ascii=False)} %}}\n")
         return "".join([*lines, text])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         why = f"damaged, or of several with names none is called default ({type(error).__name__}: {error})"
