@@ -119,8 +119,7 @@ def refuse_the_time(arguments: Sequence[str]) -> None:
     if not moment.was_asked():
         return
     _, composed, _ = composed_of(CommandLine.of(arguments))
-    unresolved = OmegaConf.to_container(composed, resolve=False)
-    assert isinstance(unresolved, dict)
+    unresolved: Any = OmegaConf.to_container(composed, resolve=False)
     timed = [key for key, value in leaves(unresolved) if moment.ASKS.search(str(value))]
     if timed:
         raise UserError(
