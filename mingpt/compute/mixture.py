@@ -1,6 +1,6 @@
 """The batch plan of several data sets, mixed by weights that may change by step.
 
-A phase is a range of batches with the same weights. Its positions are cut into blocks of MIX_BLOCK, each with the same
+A phase is a range of batches with the same weights. Its positions are cut into blocks of BLOCK, each with the same
 number of samples of each component, in a seeded order of its own. A position takes the next sample of its component;
 how many came before follows from the number of whole blocks, and from one block that is evaluated. A component's own
 samples come in epochs, in an order that depends on no weight and no other component.
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.compute.batches import BatchPlan, derive, permute
-from mingpt.config.datasets import MIX_BLOCK
+from mingpt.config.datasets import MIX_BLOCK as BLOCK
 
 Ints = NDArray[np.int64]
 
@@ -23,10 +23,10 @@ Ints = NDArray[np.int64]
 def shares(weights: Sequence[float]) -> tuple[int, ...]:
     """How many samples of each component a block has, in proportion to the weights: by largest remainder."""
     whole = sum(map(Fraction, weights))
-    quotas = [MIX_BLOCK * Fraction(weight) / whole for weight in weights]
+    quotas = [BLOCK * Fraction(weight) / whole for weight in weights]
     counts = [int(quota) for quota in quotas]
     by_remainder = sorted(range(len(quotas)), key=lambda i: (counts[i] - quotas[i], i))
-    for i in by_remainder[: MIX_BLOCK - sum(counts)]:
+    for i in by_remainder[: BLOCK - sum(counts)]:
         counts[i] += 1
     return tuple(counts)
 
@@ -34,7 +34,7 @@ def shares(weights: Sequence[float]) -> tuple[int, ...]:
 @lru_cache(maxsize=64)
 def block(counts: tuple[int, ...], seed: int) -> tuple[Ints, Ints]:
     """(component, number of earlier positions of that component in the block) of each position of a block."""
-    which = np.searchsorted(np.cumsum(counts), permute(np.arange(MIX_BLOCK), MIX_BLOCK, seed), side="right")
+    which = np.searchsorted(np.cumsum(counts), permute(np.arange(BLOCK), BLOCK, seed), side="right")
     earlier = np.empty_like(which)
     for component, count in enumerate(counts):
         earlier[which == component] = np.arange(count)
@@ -76,7 +76,7 @@ class MixedPlan(BatchPlan):
         which, index = np.empty_like(position), np.empty_like(position)
         starts = np.array([self.position(first) for first, _ in self.mixture.phases])
         phase = np.searchsorted(starts, position, side="right") - 1
-        number, offset = np.divmod(position - starts[phase], MIX_BLOCK)
+        number, offset = np.divmod(position - starts[phase], BLOCK)
         for p, n in np.unique(np.stack([phase, number]), axis=1).T.tolist():
             here = (phase == p) & (number == n)
             component, earlier = self._block(p, n)
@@ -101,7 +101,7 @@ class MixedPlan(BatchPlan):
     def _added(self, p: int, before: tuple[int, ...], until: int) -> tuple[int, ...]:
         """`before`, and how many come from the start of phase p up to the batch `until`."""
         first, counts = self.mixture.phases[p]
-        whole, rest = divmod(self.position(until) - self.position(first), MIX_BLOCK)
+        whole, rest = divmod(self.position(until) - self.position(first), BLOCK)
         inside = np.bincount(self._block(p, whole)[0][:rest], minlength=len(counts)).tolist()
         return tuple(b + whole * count + more for b, count, more in zip(before, counts, inside, strict=True))
 

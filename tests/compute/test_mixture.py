@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingpt.compute.mixture import MixedPlan, Mixture, shares
-from mingpt.config.datasets import MIX_BLOCK
+from mingpt.compute.mixture import BLOCK, MixedPlan, Mixture, shares
 
 
 def plan_of(
@@ -31,8 +30,8 @@ def plans(draw: st.DrawFn) -> MixedPlan:
 
 def test_shares_and_order_are_pinned() -> None:
     """Other numbers are other samples in every run with a mixture."""
-    assert MIX_BLOCK == 4096
-    assert (shares([7, 3]), shares([1, 1, 1]), shares([2, 0])) == ((2867, 1229), (1366, 1365, 1365), (MIX_BLOCK, 0))
+    assert BLOCK == 4096
+    assert (shares([7, 3]), shares([1, 1, 1]), shares([2, 0])) == ((2867, 1229), (1366, 1365, 1365), (BLOCK, 0))
     plan = plan_of([10, 5], [(0, [0.7, 0.3]), (1, [0.2, 0.8])], batch=16)
     assert plan.sample_ids(0).tolist() == [9, 11, 5, 10, 0, 4, 1, 2, 6, 8, 3, 7, 3, 7, 5, 12]
     assert plan.sample_ids(1).tolist() == [14, 13, 14, 12, 10, 11, 2, 13, 12, 14, 8, 6, 11, 13, 10, 12]
@@ -43,7 +42,7 @@ def test_shares_and_order_are_pinned() -> None:
 @given(plans())
 def test_each_component_shows_each_of_its_samples_once_an_epoch_of_its_own(plan: MixedPlan) -> None:
     """Also where a phase ends inside a block, and where an epoch ends inside a step."""
-    steps = 2 * MIX_BLOCK // plan.global_size
+    steps = 2 * BLOCK // plan.global_size
     ids = np.concatenate([plan.sample_ids(step) for step in range(steps)])
     shown, first = plan.shown(steps), 0
     for (_, size), count in zip(plan.mixture.sizes, shown, strict=True):
