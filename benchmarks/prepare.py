@@ -65,11 +65,12 @@ def reading(folder: Path, layers: int, rounds: int) -> dict[str, float]:
     import torch
 
     from mingpt.compute.batches import BatchPlan, RankSampler
-    from mingpt.data.shards import ShardsData
+    from mingpt.config.datasets import ShardsData
+    from mingpt.data.opening import open_data
     from mingpt.model.gpt2 import GPT, GPTConfig
 
     torch.set_num_threads(1)
-    source = ShardsData(path=str(folder), cache_dir=str(folder / "cache")).open(BLOCK, MICRO)
+    source = open_data(ShardsData(path=str(folder), cache_dir=str(folder / "cache")), BLOCK, MICRO)
     plan = BatchPlan(len(source.train), 1, MICRO * MICROBATCHES, MICRO)
     model = GPT(GPTConfig(source.vocabulary.size, BLOCK, layers, 12, 768))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

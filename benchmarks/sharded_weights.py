@@ -29,6 +29,7 @@ from mingpt.compute.reduction import Reduction
 from mingpt.compute.tree import Subtree, parents
 from mingpt.config.compose import configure
 from mingpt.config.schema import Config
+from mingpt.data.opening import open_data
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import SharedState, TensorInfo, digest_of, encode_part
 from mingpt.snapshot.staging import Staging
@@ -253,7 +254,7 @@ def digest(state: SharedState, world: World) -> str:
 
 def train(config: Config, world: World, sliced: bool, bucket_bytes: int) -> dict[str, Any]:
     """Train all steps of the config in one of the ways. Returns the digest, and the figures of the worst process."""
-    source, counter = config.data.open(config.model.block_size, config.batch.micro_size), Counter()
+    source, counter = open_data(config.data, config.model.block_size, config.batch.micro_size), Counter()
     bucket = patch("mingpt.compute.buckets.Bucket", SlicedBucket if sliced else Bucket)
     buckets = patch("mingpt.train.context.make_buckets", partial(make_buckets, most=bucket_bytes))
     with counter, bucket, buckets:

@@ -20,6 +20,7 @@ import torch
 
 from mingpt.compute.batches import BatchPlan
 from mingpt.config import compose
+from mingpt.data.opening import open_data
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.observe.ledger import ledger
 
@@ -56,7 +57,7 @@ class Poisoned(Samples):
 def text(path: str, block_size: int, micro_size: int) -> Source:
     config = compose.configure([f"data.path={path}"])
     assert config
-    plain = config.data.open(block_size, micro_size)
+    plain = open_data(config.data, block_size, micro_size)
     plan = BatchPlan(len(plain.train), SEED, GLOBAL, MICRO)
 
     def second_microbatch(batches: Sequence[int]) -> set[int]:

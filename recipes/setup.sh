@@ -25,8 +25,9 @@ if [ -z "$ready" ] && ! whole; then
   fi
 fi
 
-# Without torch, which is 3 GB with CUDA: a mistake in the config ends the set-up here.
-early() { bash recipes/install.sh .venv/bin/python config && .venv/bin/python recipes/early.py --from-env "$@" >/dev/null; }
+# Before torch is there, which is 3 GB with CUDA: a mistake in the config ends the set-up here.
+needed() { .venv/bin/python -m mingpt.prepare.extras --from-env "$@"; }
+early() { bash recipes/install.sh .venv/bin/python config && needed "$@" >/dev/null; }
 install() { bash recipes/install.sh .venv/bin/python "$extras" -e && echo "$extras" >.venv/.extras; }
 wanted=$(cat pyproject.toml constraints.txt constraints-cpu.txt recipes/install.sh | sha256sum)
 if [ "$(cat .venv/.setup 2>/dev/null)" != "$wanted" ]; then
@@ -36,7 +37,7 @@ fi
 # With a driver that is too old for torch's CUDA, the run would train on the CPU.
 if nvidia-smi -L 2>/dev/null | grep -q GPU; then .venv/bin/python -c 'import torch; torch.zeros(1).cuda()'; fi
 echo "$wanted" >.venv/.setup
-needed=$(.venv/bin/python -m mingpt.prepare.extras --from-env "$@") # also for an environment that was there
+needed=$(needed "$@") # also for an environment that was there
 all=$(printf '%s\n' ${extras//,/ } ${EXTRAS:-} $needed | sort -u | paste -sd, -)
 [ "$all" = "$extras" ] || { extras=$all; install; }
 .venv/bin/python -m mingpt.data.fetch --for --from-env "$@"

@@ -10,6 +10,7 @@ from mingpt.compute.numerics import autocast_for, pin
 from mingpt.config.commandline import given
 from mingpt.config.stored import evaluation_config
 from mingpt.console import complain, say, say_json
+from mingpt.data.opening import open_data
 from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.console import ConsoleLines
@@ -29,7 +30,7 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
         store, manifest = find_manifest(options.url, options.step)
         config = evaluation_config(manifest.config, store.run_dir, given(options), Env.read(check=True).size)
         vocabulary = vocabulary_of(manifest.vocabulary)
-        source = config.data.open(config.model.block_size, config.batch.micro_size, vocabulary)
+        source = open_data(config.data, config.model.block_size, config.batch.micro_size, vocabulary)
         if source.vocabulary.to_json() != vocabulary.to_json():
             raise UserError(f"data.kind={config.data.kind} has another vocabulary than {store.url}: choose other data")
         if not len(source.validation):

@@ -9,8 +9,8 @@ from mingpt import hub
 from mingpt.command import Unfit
 from mingpt.commands.loading import load
 from mingpt.config.affecting import section_of
+from mingpt.config.datasets import PLAIN
 from mingpt.console import say
-from mingpt.data.template import PLAIN
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.format import Manifest

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from mingpt.config.kinds import KINDS
+from mingpt.config.keys import KINDS
+from mingpt.config.models import GPTModel, Language
 from mingpt.data.vocabulary import Vocabulary, vocabulary_of
 from mingpt.errors import UserError
-from mingpt.model.gpt2 import GPTModel
-from mingpt.model.language import Language, LanguageModel
+from mingpt.model.building import build_language_model
+from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import damage_as, find, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
@@ -106,12 +107,12 @@ def gpt_of(
     try:
         kind = section.get("kind") if isinstance(section, dict) else None
         model = language_kind(kind).model_validate(section)
-        if problem := model.impossible_shape():
+        if problem := model.problem():
             raise ValueError(problem)
         if differences := _differences(model, vocab_size, shapes):
             raise ValueError(differences)
         with torch.device("meta"):
-            return model.build(vocab_size)
+            return build_language_model(model, vocab_size)
     except (ValidationError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # torch's: absurd sizes
         raise UserError(f"{other}{str(error).splitlines()[0]}") from error
 
@@ -122,7 +123,7 @@ def _differences(model: Language, vocab_size: int, shapes: Mapping[str, tuple[st
     Builds one layer only, since a config may claim millions of them.
     """
     with torch.device("meta"):
-        small = model.model_copy(update={"n_layer": 1}).build(vocab_size)
+        small = build_language_model(model.model_copy(update={"n_layer": 1}), vocab_size)
     one, prefix = small.state_dict(), small.LAYER
     layer = {name: tensor for name, tensor in one.items() if name.startswith(prefix)}
     if len(shapes) != len(one) + (model.n_layer - 1) * len(layer):

@@ -11,15 +11,14 @@ from typing import Any
 
 from mingpt.compute.batches import position
 from mingpt.config import compose
-from mingpt.config.checks import impossible
+from mingpt.config.checks import alone, impossible
+from mingpt.config.models import Language
 from mingpt.config.schema import Config
 from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
-from mingpt.model.language import Language
 from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token
 from mingpt.redact import without_secrets
-from mingpt.snapshot.elsewhere import alone
 from mingpt.train.factory import why_no_graph
 from mingpt.train.footprint import Footprint, Model, changed, footprint, look_at
 

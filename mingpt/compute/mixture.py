@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mingpt.compute.batches import BatchPlan, derive, permute
-
-BLOCK = 4096  # positions; a share is exact to one sample in so many. Another number gives other bits.
+from mingpt.config.datasets import MIX_BLOCK as BLOCK
 
 Ints = NDArray[np.int64]
 

@@ -94,7 +94,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
 
     data_sha256: of the data's content.
     """
-    code, imports = config.model.code()
+    code, imports = plugin.code("model", config.model) if isinstance(config.model, Own) else (None, None)
     own = dict[str, list[str | None]]()
     for name in OWN:
         part = getattr(config, name)

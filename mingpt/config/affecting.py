@@ -27,8 +27,10 @@ def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
         for holder, key, inner_schema, part in parts:
             add_section(f"{name}.{holder}.{key}", inner_schema, part)
         if issubclass(schema, Own):  # all other keys are arguments of the user's code
-            values.update({f"{name}.{k}": v for k, v in section.items() if k not in fields})
-            affecting.update(f"{name}.{k}" for k in section if k not in fields)
+            for argument, value in section.items():
+                if argument not in fields:
+                    values[f"{name}.{argument}"] = value
+                    affecting.add(f"{name}.{argument}")
 
     for name, field in Config.model_fields.items():
         if name not in of:

@@ -11,10 +11,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mingpt import hub
+from mingpt.config import plugin
 from mingpt.config.kinds import Data, of_part
 from mingpt.config.schema import Config
 from mingpt.config.section import Own, Section
-from mingpt.redact import BLANK, without_secrets
+from mingpt.redact import BLANK, printable, without_secrets
 from mingpt.storage import S3_ENDPOINTS, fetch_it, install
 
 # Trackers that keep files: the variables that say where, one of which is needed if run.dir is a bucket.
@@ -210,10 +211,9 @@ def _own(section: str, settings: Section) -> Check:
     """The code of the user's own that a section names: it can be imported, and takes the arguments that are there."""
 
     def problem(c: Config, _: int) -> str | None:
-        if not isinstance(settings, Own):
+        # Such code imports torch. recipes/setup.sh judges the config before torch is there, and once more after.
+        if not isinstance(settings, Own) or not installed("torch"):
             return None
-        from mingpt.config import plugin  # imports torch, which is slow, and needed for this alone
-
         return plugin.problem(section, settings, c.train.max_steps)
 
     return Check((f"{section}._target_",), problem)
@@ -223,7 +223,7 @@ def _part(key: str, part: Data) -> Check:
     """What a part of the data, such as data.mix.web, forbids."""
 
     def problem(c: Config, _: int) -> str | None:
-        found = part.problem(c)
+        found = part.problem()
         return found and of_part(key, part, found)
 
     return Check(tuple(of_part(key, part, name) for name in part.reads), problem)
@@ -240,9 +240,9 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
         _own("optimizer", config.optimizer),
         _own("schedule", config.schedule),
         *(_own("observers", observer) for observer in config.observers),
-        Check(config.data.reads, lambda c, _: c.data.problem(c)),
+        Check(config.data.reads, lambda c, _: c.data.problem()),
         *(_part(key, part) for key, part in config.data.parts().items()),
-        Check(config.model.reads, lambda c, _: c.model.problem(c)),
+        Check(config.model.reads, lambda c, _: c.model.problem()),
         Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
         Check(("batch.double_at", "batch.micro_size", "batch.per_process_size"), _doubling),
         Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
@@ -287,3 +287,11 @@ def missing_places(c: Config, problems: Sequence[str]) -> list[str]:
     if weights and "://" not in weights and not hub.model_at(weights) and not Path(weights, "config.json").exists():
         found.append(no_weights(weights))
     return [problem for problem in found if problem.partition("=")[0] not in told]
+
+
+def alone(run_dir: str, host: str) -> str:
+    """What to say of a run on one node's disk. run_dir: without secrets."""
+    return (
+        f"run.dir={run_dir} is on {printable(host)}'s disk alone: if that machine goes, so does the run; "
+        f"RUN_DIR=s3://… (run.dir) survives it"
+    )

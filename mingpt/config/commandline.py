@@ -36,16 +36,21 @@ def parser() -> Parser:
     for action in own._actions:
         action.help = str(action.help)  # one is an object of Hydra's, which argparse can't print
         # As those of `launch`, options may have underscores: --config_name.
-        own._option_string_actions |= {f"--{s[2:].replace('-', '_')}": action for s in action.option_strings if s[2:]}
+        for option in action.option_strings:
+            if option.startswith("--"):
+                own._option_string_actions[f"--{option[2:].replace('-', '_')}"] = action
     own.add_argument(FROM_ENV, action="store_true", help=FROM_ENV_HELP)
     return own
 
 
 def options_given(options: argparse.Namespace) -> list[str]:
     """Where configs come from, whatever folder this is called in."""
-    values = {name: getattr(options, name.replace("-", "_"), None) for name in PLACES}
-    places = {k: v if k == "config-name" else str(Path(v).absolute()) for k, v in values.items() if v is not None}
-    return [f"--{name}={value}" for name, value in places.items()]
+    arguments = list[str]()
+    for name in PLACES:
+        value = getattr(options, name.replace("-", "_"), None)
+        if value is not None:
+            arguments.append(f"--{name}={value if name == 'config-name' else Path(value).absolute()}")
+    return arguments
 
 
 def given(options: argparse.Namespace) -> list[str]:
@@ -88,8 +93,11 @@ class CommandLine:
     def folders(self) -> list[Path]:
         """Those of the user's own that configs are looked for in, too."""
         own = [Path(self.options.config_dir).absolute()] if self.options.config_dir else []
-        given = [o.value() for o in self.overrides if o.key_or_group == SEARCHPATH]
-        return [*own, *folders(place for places in given if isinstance(places, list) for place in places)]
+        for override in self.overrides:
+            places = override.value()
+            if override.key_or_group == SEARCHPATH and isinstance(places, list):
+                own += folders(places)
+        return own
 
     @property
     def for_hydra(self) -> tuple[list[str], list[str]]:

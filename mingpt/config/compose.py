@@ -27,7 +27,7 @@ from mingpt.config import moment
 from mingpt.config.commandline import FIRST, CommandLine, options_given
 from mingpt.config.groups import Places, defaults, groups, offer
 from mingpt.config.help import help_text
-from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, value_of
+from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, leaves
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.validation import validate
@@ -118,15 +118,12 @@ def refuse_the_time(arguments: Sequence[str]) -> None:
     """Raise UserError if values of the config follow the clock (`${now:…}`), for a run of several starts."""
     if not moment.was_asked():
         return
-    found: list[dict[str, Any]] = []
-    for when in moment.TWO:
-        with moment.at(when):
-            _, composed, _ = composed_of(CommandLine.of(arguments))
-            found.append(resolved(composed, follows_of(composed))[0])
-    known = keys(_kinds(composed))
-    if changed := [key for key in known if value_of(key, found[0]) != value_of(key, found[1])]:
+    _, composed, _ = composed_of(CommandLine.of(arguments))
+    unresolved: Any = OmegaConf.to_container(composed, resolve=False)
+    timed = [key for key, value in leaves(unresolved) if moment.ASKS.search(str(value))]
+    if timed:
         raise UserError(
-            f"{', '.join(changed)}: ${{now:…}} is another time in each process and at each restart, which would begin "
+            f"{', '.join(timed)}: ${{now:…}} is another time in each process and at each restart, which would begin "
             f"another run: write the value out, or take one that stays, such as ${{oc.env:SLURM_JOB_ID}}"
         )
 
@@ -169,7 +166,10 @@ def _at_once(line: CommandLine) -> tuple[list[str], DictConfig, list[str]] | Non
     named = {o.key_or_group: str(o.value()) for o in line.overrides}
     if any(f"{section}.{key}" in named for section in KINDS for key in ("kind", "_target_")):
         return None
-    kinds = {s: {"kind": named[s] if named.get(s) in of else next(iter(of))} for s, of in KINDS.items()}
+    kinds = dict[str, dict[str, str]]()
+    for section, of in KINDS.items():
+        chosen_kind = named.get(section)
+        kinds[section] = {"kind": chosen_kind if chosen_kind in of else next(iter(of))}
     for _ in range(2):
         good = [*_schemas(kinds), *chosen]
         try:
@@ -231,14 +231,24 @@ def _with(composed: DictConfig, values: Sequence[str]) -> DictConfig:
 def _implied(line: CommandLine, composed: DictConfig) -> list[str]:
     """The options of the kinds that keys name: `data.kind=shards` brings that option, as `data=shards` does."""
     given = {o.key_or_group: o.value() for o in line.overrides if not o.is_delete()}
-    named = {s: given.get(f"{s}.kind", "own" if f"{s}._target_" in given else None) for s in KINDS if s not in given}
     now = _kinds(composed)
-    return [f"{s}={k}" for s, k in named.items() if isinstance(k, str) and k in KINDS[s] and k != now[s]["kind"]]
+    options = list[str]()
+    for section, kinds in KINDS.items():
+        if section in given:
+            continue
+        kind = given.get(f"{section}.kind", "own" if f"{section}._target_" in given else None)
+        if isinstance(kind, str) and kind in kinds and kind != now[section]["kind"]:
+            options.append(f"{section}={kind}")
+    return options
 
 
 def _schemas(kinds: Mapping[str, Mapping[str, str]]) -> list[str]:
     """What brings the defaults of these kinds; those of the first ones are there."""
-    return [f"schema/{s}@{s}={of['kind']}" for s, of in kinds.items() if of["kind"] != next(iter(KINDS[s]))]
+    options = list[str]()
+    for section, of in kinds.items():
+        if of["kind"] != next(iter(KINDS[section])):
+            options.append(f"schema/{section}@{section}={of['kind']}")
+    return options
 
 
 def _refused(text: str, error: Exception, there_are: Mapping[str, Mapping[str, str]]) -> str:
@@ -256,9 +266,15 @@ def _refused(text: str, error: Exception, there_are: Mapping[str, Mapping[str, s
 
 def _typed(line: CommandLine) -> set[str]:
     """The keys of sections that the command line names, `section={key: …}` too."""
-    given = [(o.key_or_group, o.value()) for o in line.overrides]
-    names = [f"{key}.{name}" for key, value in given for name in (value if isinstance(value, dict) else [""])]
-    return {".".join(name.split(".")[:2]) for name in names}
+    names = set[str]()
+    for override in line.overrides:
+        section, _, rest = override.key_or_group.partition(".")
+        value = override.value()
+        if isinstance(value, dict) and not rest:
+            names.update(f"{section}.{name}" for name in value)
+        else:
+            names.add(f"{section}.{rest.partition('.')[0]}")
+    return names
 
 
 def _kinds(composed: DictConfig) -> dict[str, dict[str, str]]:
@@ -318,6 +334,10 @@ def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
     raw = plain(composed, "")
     if NOT_SET in failed.get("data.path", "") and (missing := KINDS["data"][_kinds(composed)["data"]["kind"]].missing):
         failed["data.path"] = f"data.path{NOT_SET}{missing}"
-    # In a cycle every key depends on a failed one; report them all, or none would be reported.
-    told = [t for name, t in failed.items() if "Recursive" in t or not failed.keys() & set(follows.get(name, ()))]
+    told = list[str]()
+    for name, problem in failed.items():
+        follows_a_failed_one = not failed.keys().isdisjoint(follows.get(name, ()))
+        # In a cycle every key depends on a failed one; report them all, or none would be reported.
+        if "Recursive" in problem or not follows_a_failed_one:
+            told.append(problem)
     return raw, told

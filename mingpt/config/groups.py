@@ -39,7 +39,8 @@ def folders(searchpath: Iterable[str]) -> list[Path]:
             spec = None
             with suppress(ImportError, ValueError):  # a part of the name is no package, or there is no name
                 spec = find_spec(rest.replace("/", "."))
-            out += [Path(p) for p in (spec.submodule_search_locations if spec else None) or ()]
+            if spec:
+                out += map(Path, spec.submodule_search_locations or ())
         else:
             out.append(Path(rest if separator else place))
     return out
@@ -55,10 +56,21 @@ def groups(own: Sequence[Path] = ()) -> Groups:
             text = ""
             with suppress(OSError):  # one that is chosen is read, and told, by Hydra
                 text = file.read_text("utf-8-sig", "replace")
-            comments = (line[1:].strip() for line in text.split("\n") if line[:1] == "#")
-            comment = next((c for c in comments if c and not c.startswith("@")), "")
-            found.setdefault(file.parent.name, {})[file.stem] = comment
-    return {group: {o: found[group][o] for o in sorted(found[group], key="{}.yaml".format)} for group in sorted(found)}
+            found.setdefault(file.parent.name, {})[file.stem] = _first_comment(text)
+    ordered: Groups = {}
+    for group, options in sorted(found.items()):
+        # As their files stand in a folder: gpt2-large.yaml before gpt2.yaml.
+        ordered[group] = {option: options[option] for option in sorted(options, key="{}.yaml".format)}
+    return ordered
+
+
+def _first_comment(text: str) -> str:
+    """Not Hydra's own: `# @package _global_`."""
+    for line in text.split("\n"):
+        comment = line[1:].strip()
+        if line[:1] == "#" and comment and not comment.startswith("@"):
+            return comment
+    return ""
 
 
 # Hydra looks for `# @package` in the first lines of a file, and a byte-order mark before it hid it.
@@ -89,8 +101,9 @@ def offer(own: Sequence[Path] = ()) -> None:
         store.repo.pop(section, None)
         for kind, of_kind in kinds.items():
             store.store(kind, complete(of_kind, {}, FieldInfo.get_default), group=f"schema/{section}")
+            files = [folder / section / f"{kind}.yaml" for folder in (*own, config_dir())]
             # Of one that a file has, too, Hydra would take this for the schema.
-            if not any((folder / section / f"{kind}.yaml").is_file() for folder in (*own, config_dir())):
+            if not any(map(Path.is_file, files)):
                 store.store(kind, {"kind": kind}, group=section)
 
 

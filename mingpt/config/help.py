@@ -27,15 +27,18 @@ def help_text(own: Sequence[Path] = ()) -> str:
     """Every group with its options, every key with what it takes and its default. own: folders of the user's."""
     lines = ["mingpt train [options] [override ...]", "", USAGE]
     for group, options in groups(own).items():
-        lines += [f"  {group}/", *(f"    {option:<16} {comment}" for option, comment in options.items())]
+        lines.append(f"  {group}/")
+        for option, comment in options.items():
+            lines.append(f"    {option:<16} {comment}")
     lines += ["", "Keys (key=value):"]
-    several = tuple(f"{section}." for section in KINDS)
-    lines += [_line(key, text, {}) for key, text in keys().items() if not key.startswith(several)]
+    for key, text in keys().items():
+        if key.partition(".")[0] not in KINDS:
+            lines.append(_line(key, text, {}))
     for section, kinds in KINDS.items():
         of_kind = {kind: _lines(section, kind) for kind in kinds}
         common = set.intersection(*map(set, of_kind.values()))
         first, *_ = of_kind.values()
-        lines += ["", f"Keys of {section}, whatever its kind:", *(line for line in first if line in common)]
+        lines += ["", f"Keys of {section}, whatever its kind:", *filter(common.__contains__, first)]
         for kind, of in of_kind.items():
             lines += ["", f"Keys of {section}.kind={kind} ({description(kinds[kind])}):"]
             lines += [line for line in of if line not in common]
@@ -51,7 +54,9 @@ def _lines(section: str, kind: str) -> list[str]:
 def _line(key: str, text: str, raw: dict[str, dict[str, str]]) -> str:
     section, _, name = key.rpartition(".")
     words = choices(key)
-    takes = f" [{' | '.join(words)}]" if all(isinstance(w, str) for w in words) and words else ""
+    takes = f" [{' | '.join(words)}]" if words else ""
+    line = f"  {key:<28} {text}{takes}"
+    if section in KINDS and name == "kind":
+        return line
     default = named(schema_of(section, raw))[name].get_default()
-    shown = default if isinstance(default, str) and default else json.dumps(default)
-    return f"  {key:<28} {text}{takes}" + ("" if key in {f"{s}.kind" for s in KINDS} else f" ({shown})")
+    return f"{line} ({default if isinstance(default, str) and default else json.dumps(default)})"

@@ -58,14 +58,16 @@ def _files_of(root: Path, module_name: str) -> dict[str, Path]:
     while pending:
         name = pending.pop()
         parts = name.split(".")
-        pending += [".".join(parts[:i]) for i in range(1, len(parts)) if ".".join(parts[:i]) not in found]
-        folder = root.joinpath(*parts)
-        path = next((p for p in (folder / "__init__.py", folder.parent / f"{parts[-1]}.py") if p.is_file()), None)
-        if name in found or path is None or not _is_own(path):
+        if len(parts) > 1:  # importing a module imports the packages that it is in
+            pending.append(name.rpartition(".")[0])
+        path = root.joinpath(*parts, "__init__.py")
+        if not path.is_file():
+            path = root.joinpath(*parts[:-1], f"{parts[-1]}.py")
+        if name in found or not path.is_file() or not _is_own(path):
             continue
         found[name] = path
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        pending += [other for other in _names_in(path, package) if other not in found]
+        pending += _names_in(path, package)
     return found
 
 

@@ -2,19 +2,35 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic.fields import FieldInfo
 
-from mingpt.config.kinds import FIRST, KINDS, Kind
+from mingpt.config.datasets import ChatData, MixData, OwnData, RandomData, ShardsData, TextData
+from mingpt.config.kinds import Kind
+from mingpt.config.models import GPTModel, ModernModel, OwnModel
 from mingpt.config.schema import OWN, Config
 from mingpt.config.section import Own, Parts, Section
 
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def _by_name(*kinds: type[AnySection]) -> dict[str, type[AnySection]]:
+    return {kind.model_fields["kind"].default: kind for kind in kinds}
+
+
+# The kinds of each section, in the order of messages and --help. The first is that of a section that names none.
+KINDS: dict[str, dict[str, type[Kind]]] = {
+    "model": _by_name(GPTModel, ModernModel, OwnModel),
+    "data": _by_name(TextData, ChatData, MixData, OwnData, RandomData, ShardsData),
+}
 SECTIONS: dict[str, type[Section]] = {
     name: field.annotation
     for name, field in Config.model_fields.items()
-    if name not in FIRST and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    if name not in KINDS and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
+# The keys outside of all sections, such as `seed`.
+OUTSIDE = [name for name in Config.model_fields if name not in SECTIONS and name not in KINDS]
 FOLLOWED = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -30,19 +46,24 @@ def takes_any(section: str, kind: str) -> bool:
 
 def parts_of(field: FieldInfo | None) -> dict[str, type[Section]]:
     """The kinds of the sections that a field holds by name; none for a field that holds a value."""
-    marks = (mark for mark in (field.metadata if field else ()) if isinstance(mark, Parts))
-    return {schema.model_fields["kind"].default: schema for mark in marks for schema in mark.schemas}
+    for mark in field.metadata if field else ():
+        if isinstance(mark, Parts):
+            return _by_name(*mark.schemas)
+    return {}
 
 
 def parts_in(schema: type[Section], held: Mapping[str, Any]) -> list[tuple[str, str, type[Section], Mapping[str, Any]]]:
     """(field, name, schema, plain values) of each section that a section's plain values hold."""
-    return [
-        (key, name, kinds[_chosen(kinds, part)], part)
-        for key, field in named(schema).items()
-        if (kinds := parts_of(field)) and isinstance(held.get(key), Mapping)
-        for name, part in held[key].items()
-        if isinstance(part, Mapping)
-    ]
+    found = list[tuple[str, str, type[Section], Mapping[str, Any]]]()
+    for key, field in named(schema).items():
+        kinds = parts_of(field)
+        parts = held.get(key)
+        if not kinds or not isinstance(parts, Mapping):
+            continue
+        for name, part in parts.items():
+            if isinstance(part, Mapping):
+                found.append((key, name, kinds[_chosen(kinds, part)], part))
+    return found
 
 
 def kinds_at(section: str) -> Mapping[str, type[Section]]:
@@ -51,7 +72,10 @@ def kinds_at(section: str) -> Mapping[str, type[Section]]:
     kinds = KINDS.get(top, {})
     if len(inner) != 2:
         return {} if inner else kinds
-    return next((parts for kind in kinds.values() if (parts := parts_of(named(kind).get(inner[0])))), {})
+    for kind in kinds.values():
+        if parts := parts_of(named(kind).get(inner[0])):
+            return parts
+    return {}
 
 
 def kind_of(section: str, values: Any) -> str:
@@ -83,7 +107,7 @@ def held_at(section: str, raw: Mapping[Any, Any]) -> Any:
 
 def schemas(raw: Mapping[Any, Any]) -> dict[str, type[Section]]:
     """The schema of each section of a plain config."""
-    return {name: schema_of(name, raw) for name in Config.model_fields if name in SECTIONS or name in KINDS}
+    return {name: schema_of(name, raw) for name in Config.model_fields if name not in OUTSIDE}
 
 
 def keys(raw: Mapping[Any, Any] | None = None) -> dict[str, str]:
@@ -98,7 +122,8 @@ def keys(raw: Mapping[Any, Any] | None = None) -> dict[str, str]:
             own = []
             out[name] = field.description or ""
         for schema in reversed(own):  # where kinds share a key, the first one's help text stays
-            out |= {f"{name}.{k}": f.description or "" for k, f in named(schema).items()}
+            for key, of_key in named(schema).items():
+                out[f"{name}.{key}"] = of_key.description or ""
         if name in KINDS:
             out[f"{name}.kind"] = field.description or ""
     return out
@@ -110,8 +135,11 @@ def choices(key: str) -> tuple[str, ...]:
     if kinds := kinds_at(section):
         if name == "kind":
             return tuple(kinds)
-        having = [named(s)[name].annotation for s in kinds.values() if name in named(s)]
-        return tuple(dict.fromkeys(word for annotation in having for word in _words(annotation)))
+        words = list[str]()
+        for schema in kinds.values():
+            if name in named(schema):
+                words += _words(named(schema)[name].annotation)
+        return tuple(dict.fromkeys(words))
     return tuple(_words(named(schema_of(section, {}))[name].annotation))
 
 
@@ -152,7 +180,7 @@ def value_of(key: str, raw: Mapping[str, Any]) -> Any:
 
 def filled(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A plain config with the default of each key that is missing. Nothing that is written in it is resolved."""
-    out = {name: value_of(name, raw) for name in named(Config) if name not in SECTIONS and name not in KINDS}
+    out = {name: value_of(name, raw) for name in OUTSIDE}
     for section, schema in schemas(raw).items():
         held = raw.get(section)
         out[section] = complete(schema, held if isinstance(held, Mapping) else {}, lambda field: default(field, raw))
@@ -167,7 +195,10 @@ def declared(section: str, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def complete(schema: type[Section], held: Mapping[str, Any], of: Callable[[FieldInfo], Any]) -> dict[str, Any]:
     """A section's plain values with the default of each key that is missing, also in its parts. of: gives a default."""
-    out = {k: held[k] if k in held else of(field) for k, field in named(schema).items()} | {**held}
+    out = {**held}
+    for key, field in named(schema).items():
+        if key not in held:
+            out[key] = of(field)
     for key, name, inner, part in parts_in(schema, out):
         out[key] = out[key] | {name: complete(inner, part, of)}
     return out

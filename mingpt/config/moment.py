@@ -4,17 +4,15 @@ Each process of its own clock would train into another run.name, and each restar
 """
 
 import os
+import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 
 from omegaconf import OmegaConf
 
 MOMENT = "MINGPT_MOMENT"  # seconds since 1970; set by mingpt.launch for its workers
-TWO = (951826271.25, 1353274439.75)  # moments that differ in whatever a pattern can tell of them
+ASKS = re.compile(r"\$\{\s*now\s*:")
 
-_other: list[float] = []  # in place of now, while `at` asks what would change
 _asked: list[str] = []  # the patterns that were resolved
 
 
@@ -28,16 +26,7 @@ def was_asked() -> bool:
     return bool(_asked)
 
 
-@contextmanager
-def at(moment: float) -> Iterator[None]:
-    _other.append(moment)
-    try:
-        yield
-    finally:
-        _other.pop()
-
-
 def _now(pattern: str) -> str:
     _asked.append(pattern)
-    moment = _other[-1] if _other else float(os.environ.get(MOMENT) or time.time())
+    moment = float(os.environ.get(MOMENT) or time.time())
     return datetime.fromtimestamp(moment).strftime(pattern)

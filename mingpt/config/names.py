@@ -42,11 +42,19 @@ def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
 
 
 def _nearest(section: str, name: str, raw: Mapping[Any, Any]) -> str | None:
-    inside = {f"{section}.{k}": "" for kind in kinds_at(section).values() for k in named(kind)}
-    there_are = {**keys(raw), **keys(), **inside}
-    by_name = {k.rpartition(".")[2]: k for k in there_are} | {k: k for k in {k.partition(".")[0] for k in there_are}}
-    own = [k.rpartition(".")[2] for k in there_are if k.startswith(f"{section}.")]  # a slip in the name, section right
-    if close := get_close_matches(name, own, n=1, cutoff=0.7):
+    there_are = keys(raw) | keys()
+    for kind in kinds_at(section).values():
+        there_are |= {f"{section}.{key}": "" for key in named(kind)}
+    by_name, inside = dict[str, str](), list[str]()
+    for key in there_are:
+        holder, _, own = key.rpartition(".")
+        by_name[own] = key
+        if holder == section:
+            inside.append(own)
+    for key in there_are:  # a section's own name, too
+        top = key.partition(".")[0]
+        by_name[top] = top
+    if close := get_close_matches(name, inside, n=1, cutoff=0.7):  # a slip in the name, section right
         return f"{section}.{close[0]}"
     close = get_close_matches(name, list(by_name), n=1, cutoff=0.7)
     return by_name[close[0]] if close else None

@@ -14,9 +14,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
 from mingpt.config.imports import imported_sha256, search_here_too
 from mingpt.config.section import Own
 from mingpt.errors import UserError
@@ -75,6 +72,10 @@ def find(section: str, path: str) -> Callable[..., Any]:
         raise UserError(f"{shown}: the module {module_name} has no {name}{hint}")
     if not callable(target):
         raise UserError(f"{shown} is a {type(target).__name__}, neither a class nor a function")
+    # The code has imported torch: not imported at the top, since most configs name none, and are judged without torch.
+    from torch import nn
+    from torch.optim import Optimizer
+
     if section == "model" and isinstance(target, type):
         if not issubclass(target, nn.Module):
             raise UserError(f"{shown} is no torch.nn.Module: derive the class from it")
@@ -106,19 +107,22 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
         return
     keys = _keys(section, settings).keys()
     supplied = {*SUPPLIED[section], *keys}
-    named = {name: p for name, p in parameters.items() if p.kind not in (*BOUND, inspect.Parameter.VAR_KEYWORD)}
-    problems = [
-        f"{section}.{name} is missing"
-        for name, p in named.items()
-        if p.default is p.empty and name not in given and name not in supplied
-    ]
-    problems += [
-        f"{name} is also a key of {section}: leave its default out to be given that, or rename the argument"
-        for name, p in named.items()
-        if p.default is not p.empty and name in keys
-    ]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        for name in sorted(given.keys() - named.keys()):
+    named, missing, shadowing, takes_any = list[str](), list[str](), list[str](), False
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes_any = True
+        elif parameter.kind not in BOUND:
+            named.append(name)
+            if parameter.default is parameter.empty:
+                if name not in given and name not in supplied:
+                    missing.append(f"{section}.{name} is missing")
+            elif name in keys:
+                shadowing.append(
+                    f"{name} is also a key of {section}: leave its default out to be given that, or rename the argument"
+                )
+    problems = [*missing, *shadowing]
+    if not takes_any:
+        for name in sorted(given.keys() - {*named}):
             close = get_close_matches(name, named, n=1)
             hint = f" (did you mean {section}.{close[0]}?)" if close else ""
             problems.append(f"{section}.{name} is no argument of it{hint}")
@@ -180,12 +184,13 @@ def schedule(settings: Own) -> Callable[[int], float]:
 def _try_schedule(settings: Own, steps: int) -> None:
     """Raise UserError unless it gives a share of the peak for steps of the whole run, and the same one again."""
     some = [*range(0, steps, -(-steps // TRIED)), steps - 1]
-    (first, again) = ([share(step) for step in some] for share in (schedule(settings), schedule(settings)))
-    if differing := [step for step, a, b in zip(some, first, again, strict=True) if a != b]:
-        raise UserError(
-            f"schedule._target_={settings.target} gives another number for step {differing[0]} when it is asked again: "
-            f"it must follow from the step and its arguments alone"
-        )
+    first, again = (list(map(schedule(settings), some)) for _ in range(2))
+    for step, a, b in zip(some, first, again, strict=True):
+        if a != b:
+            raise UserError(
+                f"schedule._target_={settings.target} gives another number for step {step} when it is asked again: "
+                f"it must follow from the step and its arguments alone"
+            )
 
 
 def code(section: str, settings: Own) -> tuple[str | None, str | None]:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, field_validator
 from pydantic_core import PydanticCustomError
 
+from mingpt.config import plugin
 from mingpt.config.kinds import Data, Model
 from mingpt.config.section import NO_RESULT, AffectsResult, Own, Section, follows
 
@@ -163,8 +164,6 @@ class OwnSchedule(Schedule, Own):
     @cached_property
     def share(self) -> Callable[[int], float]:
         """The learning rate of a step, counted from 0, as a share of its peak."""
-        from mingpt.config import plugin  # imports torch, and is needed for this alone
-
         return plugin.schedule(self)
 
 

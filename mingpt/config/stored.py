@@ -72,20 +72,19 @@ def replay_config(
     values, problems = _taken(stored, [*here, *changed], wanted, source)
     new = _named(changed)
     problems += _elsewhere(here, REPLAY)
-    problems += [
-        f"--set {key}: the samples of a step are those of the run: fork the run for other data"
-        for key in new
-        if key.partition(".")[0] == "data"
-    ]
+    for key in new:
+        if key.partition(".")[0] == "data":
+            problems.append(f"--set {key}: the samples of a step are those of the run: fork the run for other data")
     config = _composed(values, [*here, *changed], problems)
     after, affecting = settings(config.model_dump())
-    problems = [
-        f"{key}={after[key]} would affect the result, and the run had {before.get(key)}: leave it out"
-        for key in sorted(affecting)
-        if after[key] != before.get(key) and is_below(key, _named(here))
-    ]
-    idle = [key for key in new if not any(f"{name}.".startswith(f"{key}.") for name in affecting)]
-    problems += [f"--set {key}: this key does not affect the result: leave it out" for key in idle]
+    problems, for_this_machine = [], _named(here)
+    for key in sorted(affecting):
+        if after[key] != before.get(key) and is_below(key, for_this_machine):
+            was = before.get(key)
+            problems.append(f"{key}={after[key]} would affect the result, and the run had {was}: leave it out")
+    for key in new:
+        if not any(is_below(name, [key]) for name in affecting):
+            problems.append(f"--set {key}: this key does not affect the result: leave it out")
     if problems:
         raise UserError(*problems)
     return config
@@ -101,12 +100,12 @@ def evaluation_config(stored: Mapping[str, Any], source: str, arguments: Sequenc
     kept = ("model", *EVALUATION[:1], *EVALUATION[2:])
     values, problems = _taken(stored, arguments, lambda key: _of_weights(key) and is_below(key, kept), source)
     problems += _elsewhere(arguments, EVALUATION)
-    problems += [
-        f"{key}={values[key]} in the snapshot's config: more than {most} is not taken from a snapshot, which may be a "
-        f"stranger's: give {key}=…"
-        for key, most in MOST.items()
-        if isinstance(values.get(key), int) and values[key] > most
-    ]
+    for key, most in MOST.items():
+        if isinstance(values.get(key), int) and values[key] > most:
+            problems.append(
+                f"{key}={values[key]} in the snapshot's config: more than {most} is not taken from a snapshot, which "
+                f"may be a stranger's: give {key}=…"
+            )
     size = values.get("batch.micro_size", _named(arguments).get("batch.micro_size"))
     if isinstance(size, int):
         # validate() wants global_size to fit the world; nothing trains here.
@@ -117,8 +116,10 @@ def evaluation_config(stored: Mapping[str, Any], source: str, arguments: Sequenc
 def problems_of_places(value: object, source: str) -> list[str]:
     """What keeps the texts in a stored value from being taken for places. source: the run's directory."""
     if isinstance(value, (list, dict)):
-        inner = value.values() if isinstance(value, dict) else value
-        return [problem for v in inner for problem in problems_of_places(v, source)]
+        problems = list[str]()
+        for inner in value.values() if isinstance(value, dict) else value:
+            problems += problems_of_places(inner, source)
+        return problems
     if not isinstance(value, str):
         return []
     scheme, separator, _ = value.partition("://")
@@ -163,11 +164,15 @@ def _taken(
     trust: whether its places are taken; None: that can't be asked for.
     """
     names, values, problems = _named(arguments), dict[str, Any](), list[str]()
-    other = {kind for kind in KINDS if f"{kind}.kind" in names}
-    other |= {k for k in KINDS if f"{k}._target_" in names and not takes_any(k, kind_of(k, stored.get(k)))}
+    replaced = {*names}
+    for section in KINDS:
+        own_code = takes_any(section, kind_of(section, stored.get(section)))
+        # Of another kind, or code of the user's own in place of a kind: the stored keys are none of its.
+        if f"{section}.kind" in names or (f"{section}._target_" in names and not own_code):
+            replaced.add(section)
     for key, value in leaves(stored):
         # No other sections: Hydra would heed one of its own.
-        if key.partition(".")[0] not in Config.model_fields or is_below(key, {*names, *other}) or not wanted(key):
+        if key.partition(".")[0] not in Config.model_fields or is_below(key, replaced) or not wanted(key):
             continue
         values[key] = value
         cure = f"give {shown_key(key)}=…"
@@ -203,8 +208,13 @@ def _is_place(key: str, value: object) -> bool:
 
 
 def _texts(value: object) -> list[str]:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [value] if isinstance(value, str) else [text for v in inner for text in _texts(v)]
+    if isinstance(value, str):
+        return [value]
+    texts = list[str]()
+    if isinstance(value, (list, dict)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            texts += _texts(inner)
+    return texts
 
 
 def is_within(place: str, folder: str) -> bool:
@@ -228,7 +238,8 @@ def _of_weights(key: str) -> bool:
 def _elsewhere(arguments: Sequence[str], allowed: Sequence[str]) -> list[str]:
     """A problem for each argument that is not this program's."""
     names = [shown_key(key) for key in sorted(_named(arguments)) if not is_below(key, allowed)]
-    names += ["--config-name"] if CommandLine.of(arguments).name != FIRST else []
+    if CommandLine.of(arguments).name != FIRST:
+        names.append("--config-name")
     return [f"{name} can't be set here, only {', '.join(allowed)}" for name in names]
 
 

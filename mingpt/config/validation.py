@@ -77,8 +77,10 @@ def _typed(raw: dict[str, Any]) -> tuple[Config | None, dict[str, ErrorDetails]]
     try:
         config = Config.model_validate(raw | sections)
     except ValidationError as errors:
-        alone = {str(error["loc"][0]): error for error in errors.errors()}
-        found |= {key: error for key, error in alone.items() if key not in SECTIONS and key not in KINDS}
+        for error in errors.errors():
+            name = str(error["loc"][0])
+            if name not in schemas(raw):  # a section's own mistakes are found already
+                found[name] = error
     order = list(Config.model_fields)
     ordered = sorted(found, key=lambda key: order.index(key.partition(".")[0]))
     return (None if found else config), {key: found[key] for key in ordered}
@@ -108,8 +110,8 @@ def validate(
         if name == "experiment":
             problems.append("the experiment's file must begin with the line `# @package _global_`: add it")
         elif name not in Config.model_fields:
-            inside = [f"{name}.{k}" for k in value] if isinstance(value, dict) else []
-            problems += [unknown(key, raw) for key in inside or [name]]
+            for inner in value if isinstance(value, dict) and value else [""]:
+                problems.append(unknown(f"{name}.{inner}" if inner else name, raw))
         elif isinstance(value, dict):
             good[name] = deepcopy(value)
         elif name not in SECTIONS and name not in KINDS:

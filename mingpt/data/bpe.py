@@ -177,10 +177,11 @@ class HuggingFaceTokens(Encoder):
 
     @property
     def end_of_text(self) -> int:
-        found = [i for end in (self.end, *ENDS) if (i := self._tokenizer.token_to_id(end)) is not None]
-        if not found:
-            raise UserError(f"the tokenizer has no token for the end of a text (none of {', '.join(ENDS)}): add one")
-        return found[0]
+        for end in (self.end, *ENDS):
+            number: int | None = self._tokenizer.token_to_id(end)
+            if number is not None:
+                return number
+        raise UserError(f"the tokenizer has no token for the end of a text (none of {', '.join(ENDS)}): add one")
 
     def byte_lengths(self) -> list[int]:
         """Of tokens that are made of bytes, as GPT-2's. Empty list: of others it is not known."""

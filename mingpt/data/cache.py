@@ -6,37 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Any
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from pydantic import Field
 
-from mingpt.config.kinds import CACHE_DIR, Data
-from mingpt.config.section import NO_RESULT
+from mingpt.config.datasets import CachedData
 from mingpt.console import say
 from mingpt.data.dataset import scan
 from mingpt.errors import UserError
 from mingpt.localfile import sync_folder, write_whole
 from mingpt.storage import place
-
-
-class CachedData(Data):
-    """Data from files, of which each node keeps a tokenized or downloaded copy."""
-
-    cache_dir: Annotated[str, NO_RESULT] = Field(default=CACHE_DIR, min_length=1)
-    """A local folder for tokenized or downloaded data, shared by the processes of a node."""
-    cache_timeout_seconds: Annotated[float, NO_RESULT] = Field(default=600, gt=0)
-    """Longest wait for another process of the node that is tokenizing or downloading, without progress of that."""
-
-
-class RowData(CachedData):
-    """Data that is one long row of tokens, out of which samples are cut."""
-
-    stride: int = Field(default=1, ge=1)
-    """Tokens between the starts of two samples. 1: every position; block_size: each token once an epoch."""
-
 
 PART = ".part"  # the array while it is made: under one name, so that a process that was killed leaves one file at most
 TELL_SECONDS = 30.0  # a longer wait for another process is told

@@ -16,62 +16,25 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
-from mingpt.config.kinds import register
-from mingpt.config.section import AffectsResult
+from mingpt.config.datasets import FORMS, PLAIN, ChatData
 from mingpt.console import say
 from mingpt.data.bpe import Encoder, read_tokenizer
 from mingpt.data.cache import ArrayFile
 from mingpt.data.otherforms import how_to_map
 from mingpt.data.source import Microbatch, Samples, Source
-from mingpt.data.template import CHATML, KEY, PLAIN, Messages, Template, Turn, chatml, with_template
-from mingpt.data.text import Tokenized, token_file
+from mingpt.data.template import Messages, Template, Turn, chatml, with_template
+from mingpt.data.text import token_file
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
 from mingpt.data.windows import PaddedBatches, TokenFile
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.redact import printable, without_secrets
-
-if TYPE_CHECKING:
-    from mingpt.config.schema import Config
-
-FORMS = (PLAIN, CHATML)
-
-
-@register
-class ChatData(Tokenized):
-    kind: Literal["chat"] = "chat"
-    """conversations, with loss on the answers alone"""
-    # The default is that of runs of before; data=chat sets chatml. The content of other templates is in the vocabulary.
-    template: Annotated[
-        Literal["plain", "chatml"] | Annotated[str, Field(min_length=1)],
-        AffectsResult(lambda data: data.get("template") in FORMS),
-    ] = "plain"
-    """chatml, or plain (User: and Assistant:); or whose chat_template: a tokenizer's folder, a file, OWNER/NAME."""
-
-    reads = (*Tokenized.reads, KEY)
-
-    def problem(self, config: "Config") -> str | None:
-        if self.template not in FORMS and self.tokens != "bpe":
-            shown = f"{KEY}={without_secrets(self.template)}"
-            return f"{shown}: neither chatml nor plain, and a tokenizer's needs data.tokens=bpe and data.tokenizer=…"
-        return super().problem(config)
-
-    def places(self) -> dict[str, str]:
-        return super().places() | ({} if self.template in FORMS else {KEY: self.template})
-
-    def encoders(self) -> tuple[str, ...]:
-        return super().encoders() + (() if self.template == PLAIN else ("jinja2",))
-
-    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-        return open_chat(self, block_size, micro_size, vocabulary)
-
 
 LABELS = {"system": "", "user": "User: ", "assistant": "Assistant:"}
 HALF = re.compile("[\ud800-\udfff]")  # JSON may hold a surrogate alone, and UTF-8 and snapshots can't
@@ -92,7 +55,8 @@ def messages_of(line: Any, any_role: bool = False) -> list[dict[str, Any]]:
         messages = [{"role": "user", "content": line["prompt"]}, {"role": "assistant", "content": line["answer"]}]
     messages = messages if isinstance(messages, list) else [None]
     for message in messages:
-        role, content = (message.get(k) for k in ("role", "content")) if isinstance(message, dict) else (None, None)
+        fields = message if isinstance(message, dict) else {}
+        role, content = fields.get("role"), fields.get("content")
         if not (isinstance(role, str) and (any_role or role in LABELS) and isinstance(content, str)):
             raise ValueError(f"a message needs a role ({', '.join(LABELS)}) and a text as content")
         if half := HALF.search(content):
@@ -183,7 +147,11 @@ def _encoded(conversations: list[list[Turn]], vocabulary: TextVocabulary, end: l
 def _vocabulary(config: ChatData, conversations: list[list[Turn]]) -> TextVocabulary:
     if config.tokens == "byte":
         return Bytes()
-    return Characters("".join(sorted({"\n"}.union(*(text for turns in conversations for text, _ in turns)))))
+    characters = {"\n"}
+    for turns in conversations:
+        for text, _ in turns:
+            characters.update(text)
+    return Characters("".join(sorted(characters)))
 
 
 class Conversations(Samples):
@@ -202,7 +170,8 @@ class Conversations(Samples):
         documents = torch.full_like(tokens, -1)
         for row, i in enumerate(ids):
             part = self.tokens.read(int(self.begins[i]), int(self.ends[i]))
-            token, conversation = (torch.from_numpy(part[k].astype(np.int64)) for k in ("token", "conversation"))
+            token = torch.from_numpy(part["token"].astype(np.int64))
+            conversation = torch.from_numpy(part["conversation"].astype(np.int64))
             wanted = torch.from_numpy(part["answer"][1:].copy()) & (conversation[1:] == conversation[:-1])
             tokens[row, : len(part) - 1] = token[:-1]
             targets[row, : len(part) - 1] = token[1:].where(wanted, IGNORE)

@@ -1,144 +1,21 @@
 """Several data sets as one: their samples numbered one after the other, their validation splits evaluated apart."""
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from itertools import accumulate
-from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, Field, SerializeAsAny
-from pydantic_core import PydanticCustomError
 
-from mingpt.compute.mixture import BLOCK, Mixture, shares
-from mingpt.config.kinds import Data, of_part, register
-from mingpt.config.section import LARGEST, NO_RESULT, Parts, follows
-from mingpt.data.cache import CachedData, RowData
-from mingpt.data.shards import ShardsData
+from mingpt.compute.mixture import Mixture, shares
+from mingpt.config.datasets import MixData, ShardsData, TextData
+from mingpt.config.kinds import Data, of_part
+from mingpt.data.shards import open_shards
 from mingpt.data.source import EvalSplit, Microbatch, SampledSplit, Samples, Source, sampled_split
-from mingpt.data.text import TextData
+from mingpt.data.text import open_text
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import TransientError, UserError
-
-if TYPE_CHECKING:
-    from mingpt.config.schema import Config
-
-
-MOST_PAIRS = 1000
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST
-
-
-def _weight(value: Any) -> Any:
-    """A number above 0; or pairs [first step, weight], not all of them 0."""
-    pairs = value if isinstance(value, list) else [[0, value]]
-    good = all(isinstance(pair, list) and len(pair) == 2 and all(map(_number, pair)) for pair in pairs)
-    steps = [pair[0] for pair in pairs] if good else []
-    if len(steps) > MOST_PAIRS:
-        raise PydanticCustomError("weight", f"must be at most {MOST_PAIRS} pairs")
-    if not (
-        steps[:1] == [0]
-        and all(type(step) is int for step in steps)
-        and steps == sorted({*steps})
-        and any(weight > 0 for _, weight in pairs)
-    ):
-        raise PydanticCustomError(
-            "weight", "must be a number above 0, or pairs [step, weight] from step 0 on, as [[0, 0.7], [1000, 0.3]]"
-        )
-    return value
-
-
-class Component(RowData):
-    weight: Annotated[Any, AfterValidator(_weight)] = 1.0
-    """Its share, against those of the others: a number, or pairs [step, weight] from which step on it is which."""
-    cache_dir: Annotated[str, NO_RESULT] = follows("${data.cache_dir}", min_length=1)
-    """As for the whole."""
-    cache_timeout_seconds: Annotated[float, NO_RESULT] = follows("${data.cache_timeout_seconds}", gt=0)
-    """As for the whole."""
-
-    def at(self, step: int) -> float:
-        """The weight at a step."""
-        pairs = self.weight if isinstance(self.weight, list) else [[0, self.weight]]
-        return float(pairs[bisect_right(pairs, step, key=itemgetter(0)) - 1][1])
-
-    def problem(self, config: "Config") -> str | None:
-        if self.workers:
-            return f"data.workers={self.workers}: the loader processes are those of the whole mixture: leave it out"
-        return super().problem(config)
-
-
-class ShardsComponent(Component, ShardsData):
-    kind: Literal["shards"] = "shards"
-
-
-class TextComponent(Component, TextData):
-    kind: Literal["text"] = "text"
-
-
-@register
-class MixData(CachedData):
-    kind: Literal["mix"] = "mix"
-    """several data sets of kind shards or text, mixed by weights that may change by step"""
-    mix: Annotated[dict[str, SerializeAsAny[Component]], Parts((ShardsComponent, TextComponent))] = Field(default={})
-    """By name, each with the keys of its kind (shards or text) and weight: 0.7, or by step [[0, 0.7], [1000, 0.3]]."""
-
-    validation = "give its components a validation split"
-
-    def problem(self, config: "Config") -> str | None:
-        if not self.mix:
-            return (
-                "data.mix has no components: set data.mix={web: {path: …, weight: 0.7}, code: {path: …, weight: 0.3}}"
-            )
-        if odd := [name for name in self.mix if not name.replace("-", "").replace("_", "").isalnum()]:
-            return f"data.mix: {odd[0]!r} is not a name of letters, digits, '-' and '_': take another"
-        apart = [key for key, part in self.parts().items() if getattr(part, "documents", "joined") == "apart"]
-        if joined := apart and [key for key in self.parts() if key not in apart]:
-            return (
-                f"{' and '.join(f'{key}.documents=apart' for key in apart)}, but those of {' and '.join(joined)} are "
-                f"joined: set all to one (kind=text has no documents: `mingpt prepare` makes shards of a text)"
-            )
-        for step, weights in self.phases():
-            whole = sum(weights.values())
-            if whole == 0:
-                return f"data.mix: from step {step} on all weights are 0: raise one of them"
-            if few := [f"data.mix.{name}.weight" for name, w in weights.items() if 0 < w < whole / BLOCK]:
-                return (
-                    f"{' and '.join(few)}: from step {step} on less than one in {BLOCK} samples, which is too few for "
-                    f"exact shares: raise it, or set it to 0"
-                )
-        return None
-
-    def phases(self) -> list[tuple[int, dict[str, float]]]:
-        """(first step, weights by name) from 0 on; the names in order."""
-        lists = [c.weight for c in self.mix.values() if isinstance(c.weight, list)]
-        steps = sorted({0, *(int(first) for pairs in lists for first, _ in pairs)})
-        return [(step, {name: part.at(step) for name, part in sorted(self.mix.items())}) for step in steps]
-
-    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-        return open_mix(self, block_size, micro_size, vocabulary)
-
-    def parts(self) -> dict[str, Data]:
-        return {f"data.mix.{name}": part for name, part in sorted(self.mix.items())}
-
-    def places(self) -> dict[str, str]:
-        return {
-            of_part(key, part, k): place for key, part in self.parts().items() for k, place in part.places().items()
-        }
-
-    def extras(self) -> set[str]:
-        return {extra for part in self.mix.values() for extra in part.extras()}
-
-    def encoders(self) -> tuple[str, ...]:
-        return tuple(sorted({package for part in self.mix.values() for package in part.encoders()}))
-
-    def vocabulary_size(self) -> int:
-        return max((part.vocabulary_size() for part in self.mix.values()), default=super().vocabulary_size())
 
 
 @contextmanager
@@ -156,8 +33,12 @@ class MixedSamples(Samples):
     """A sample's number is that in its component, plus the numbers of samples in the components before it."""
 
     def __init__(self, parts: Mapping[str, tuple[Data, Samples]]) -> None:
-        self.parts = [(key, part, samples) for key, (part, samples) in parts.items()]
-        self.stops = [*accumulate(len(samples) for _, samples in parts.values())]
+        self.parts, self.stops = list[tuple[str, Data, Samples]](), list[int]()
+        stop = 0
+        for key, (part, samples) in parts.items():
+            stop += len(samples)
+            self.parts.append((key, part, samples))
+            self.stops.append(stop)
 
     def __len__(self) -> int:
         return self.stops[-1]
@@ -178,23 +59,30 @@ class MixedSplit(SampledSplit):
     """The components' validation splits, one after the other. parts: which microbatches are whose."""
 
     def __init__(self, splits: Mapping[str, tuple[Data, EvalSplit]]) -> None:
-        self.splits = [(key, part, sampled_split(split)) for key, (part, split) in splits.items()]
-        self.size = sum(split.size for *_, split in self.splits)
-        self.micro_size = max(split.micro_size for *_, split in self.splits)
-        stops = [*accumulate(len(split) for _, _, split in self.splits)]
-        spans = (
-            (key, range(stop - len(split), stop)) for (key, _, split), stop in zip(self.splits, stops, strict=True)
-        )
-        self.parts = {key.rpartition(".")[2]: span for key, span in spans if span}
-        self.stops = stops
+        self.splits, self.stops = list[tuple[str, Data, SampledSplit]](), list[int]()
+        self.parts = dict[str, range]()
+        self.size = self.micro_size = 0
+        start = 0
+        for key, (part, given) in splits.items():
+            split = sampled_split(given)
+            span = range(start, start + len(split))
+            if span:
+                self.parts[key.rpartition(".")[2]] = span
+            self.splits.append((key, part, split))
+            self.stops.append(span.stop)
+            self.size += split.size
+            self.micro_size = max(self.micro_size, split.micro_size)
+            start = span.stop
 
     def __len__(self) -> int:
         return self.stops[-1]
 
     def evenly(self, most: int) -> "MixedSplit":
         """Of each component a share by its size, at least one sample."""
-        shares = {key: (part, split.evenly(-(-split.size * most // self.size))) for key, part, split in self.splits}
-        return MixedSplit(shares)
+        smaller = dict[str, tuple[Data, EvalSplit]]()
+        for key, part, split in self.splits:
+            smaller[key] = part, split.evenly(-(-split.size * most // self.size))
+        return MixedSplit(smaller)
 
     def __getitem__(self, index: int, /) -> Microbatch:
         i = int(np.searchsorted(self.stops, index, side="right"))
@@ -209,7 +97,7 @@ def open_mix(config: MixData, block_size: int, micro_size: int, vocabulary: Voca
     for key, part in parts.items():
         try:
             with named(key, part):
-                found[key] = part.open(block_size, micro_size, vocabulary)
+                found[key] = _opened(part, block_size, micro_size, vocabulary)
         except UserError as error:
             problems += error.problems
     if problems:
@@ -222,16 +110,29 @@ def open_mix(config: MixData, block_size: int, micro_size: int, vocabulary: Voca
                 f"tokens of both with one tokenizer, or use bytes; nanoGPT's files need {first}.tokenizer and "
                 f"{key}.tokenizer"
             )
-    phases = tuple((step, shares([*weights.values()])) for step, weights in config.phases())
-    names = {key: key.rpartition(".")[2] for key in found}
-    content = [[names[key], each.sha256] for key, each in found.items()]
+    train, validation = dict[str, tuple[Data, Samples]](), dict[str, tuple[Data, EvalSplit]]()
+    content, sizes = list[list[str]](), list[tuple[str, int]]()
+    for key, each in found.items():
+        name = key.rpartition(".")[2]
+        train[key] = parts[key], each.train
+        validation[key] = parts[key], each.validation
+        content.append([name, each.sha256])
+        sizes.append((name, len(each.train)))
+    phases = [(step, shares([*weights.values()])) for step, weights in config.phases()]
     return Source(
-        MixedSamples({key: (parts[key], each.train) for key, each in found.items()}),
-        MixedSplit({key: (parts[key], each.validation) for key, each in found.items()}),
+        MixedSamples(train),
+        MixedSplit(validation),
         source.vocabulary,
         sha256(json.dumps(content).encode()).hexdigest(),
-        mixture=Mixture(tuple((names[key], len(each.train)) for key, each in found.items()), phases),
+        mixture=Mixture(tuple(sizes), tuple(phases)),
     )
+
+
+def _opened(part: Data, block_size: int, micro_size: int, vocabulary: Vocabulary | None) -> Source:
+    if isinstance(part, TextData):
+        return open_text(part, block_size, micro_size, vocabulary)
+    assert isinstance(part, ShardsData)
+    return open_shards(part, block_size, micro_size, vocabulary)
 
 
 def _about(source: Source) -> str:

@@ -5,37 +5,16 @@ Where the data are tensors in memory, `source_of` makes the Source.
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mingpt.config import plugin
-from mingpt.config.kinds import Data, register
-from mingpt.config.section import NO_RESULT, Own
+from mingpt.config.datasets import OwnData
 from mingpt.data.source import Microbatch, SampledSplit, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
 from mingpt.errors import UserError
 from mingpt.redact import without_secrets
-
-
-@register
-class OwnData(Data, Own):
-    kind: Literal["own"] = "own"
-    """data of one's own; its other keys are its arguments"""
-    target: str = Field(default="", alias="_target_")
-    """A function, package.module.name, that gives the mingpt.data.source.Source."""
-    path: Annotated[str | None, NO_RESULT] = None
-    """Where its files are, if it has an argument of this name. What is in them counts, not where they lie."""
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return super().arguments | ({} if self.path is None else {"path": self.path})
-
-    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-        return open_own(self, block_size, micro_size)
-
 
 NOTHING = NoTokens()
 

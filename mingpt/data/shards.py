@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from mingpt.config.kinds import register
-from mingpt.config.section import MISSING, NO_RESULT
+from mingpt.config.datasets import ShardsData
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.cache import ArrayFile, RowData, cached
+from mingpt.data.cache import ArrayFile, cached
 from mingpt.data.dataset import (
     AGAIN,
     MANIFEST,
@@ -39,34 +37,6 @@ from mingpt.folder import Folder
 from mingpt.localfile import open_cached
 from mingpt.redact import without_secrets
 from mingpt.storage import fetch_it, place
-
-
-@register
-class ShardsData(RowData):
-    kind: Literal["shards"] = "shards"
-    """any amount of text, tokenized before"""
-    path: Annotated[str, NO_RESULT] = Field(default=MISSING, min_length=1)
-    """The folder that `mingpt prepare` has written, or one with nanoGPT's train.bin and val.bin: any fsspec URL."""
-    tokenizer: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
-    """The vocabulary of nanoGPT's files, which name none, as for text; null: numbers, which spell no text."""
-    documents: Literal["joined", "apart"] = "joined"
-    """apart: a token sees nothing of the documents before its own, and positions count from its document's start."""
-    cache_bytes: Annotated[int, NO_RESULT] = Field(default=2**35, ge=1)
-    """Most bytes of shards that a node keeps in cache_dir, when data.path is no local folder."""
-
-    validation = "prepare them with a larger --val-fraction"
-    missing = (
-        "set it to shards: `mingpt fetch fineweb-edu --tokens 10B` writes data/fineweb-edu, `mingpt fetch tinystories` "
-        "data/tinystories, a small one to try things out; `mingpt prepare 'hf://datasets/OWNER/NAME/*.parquet' "
-        "--out data/mine --tokenizer data/gpt2` makes them of any dataset or files"
-    )
-
-    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-        return open_shards(self, block_size, micro_size, vocabulary)
-
-    def extras(self) -> set[str]:
-        return {"bpe"}  # their vocabulary: to train needs no package, to write a text does
-
 
 NANOGPT = ("train.bin", "val.bin")
 
@@ -153,12 +123,16 @@ def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | 
 
 def _check_files(config: ShardsData, folder: Folder, dataset: DataSet, vocabulary: int) -> None:
     """Read a local data set once at the start, so that a damaged shard can't end the run later. Raises UserError."""
-    shown, names = folder.shown, [shard.name for shard in dataset.shards]
-    if problems := [f"{shown}: {n} is missing: {AGAIN}" for n in names if not folder.fs.exists(folder.path(n))]:
+    names, problems = [shard.name for shard in dataset.shards], list[str]()
+    for name in names:
+        if not folder.fs.exists(folder.path(name)):
+            problems.append(f"{folder.shown}: {name} is missing: {AGAIN}")
+    if problems:
         raise UserError(*problems)
-    scans = zip(dataset.shards, _scanned(config, folder, names, dataset.dtype), strict=True)
-    found = [(shard.name, file.damage(shard, dataset.dtype) or file.beyond(vocabulary)) for shard, file in scans]
-    if problems := [f"{shown}: {name} {why}: {AGAIN}" for name, why in found if why]:
+    for shard, file in zip(dataset.shards, _scanned(config, folder, names, dataset.dtype), strict=True):
+        if why := file.damage(shard, dataset.dtype) or file.beyond(vocabulary):
+            problems.append(f"{folder.shown}: {shard.name} {why}: {AGAIN}")
+    if problems:
         raise UserError(*problems)
 
 

@@ -14,13 +14,12 @@ from jinja2 import TemplateError, ext, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from mingpt.config.datasets import CHATML, TEMPLATE
 from mingpt.data.bpe import ENDS, FILE_LIMIT, Encoder
 from mingpt.errors import UserError
 from mingpt.folder import ModelFolder
 from mingpt.redact import printable, without_secrets
 
-KEY = "data.template"
-PLAIN, CHATML = "plain", "chatml"
 START, END = "<|im_start|>", "<|im_end|>"
 JINJA, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 TRIAL = [{"role": role, "content": role} for role in ("user", "assistant")]
@@ -60,7 +59,7 @@ class Template:
         try:
             self._compiled = _environment().from_string(text)
         except (TemplateError, RecursionError) as error:
-            raise UserError(f"{KEY}: no template of Jinja: {printable(str(error))}: mend it") from error
+            raise UserError(f"{TEMPLATE}: no template of Jinja: {printable(str(error))}: mend it") from error
 
     def turns(self, messages: Messages) -> list[Turn]:
         """The conversation, cut where answers begin and end. Raises ValueError, which says what is wrong.
@@ -110,7 +109,7 @@ def with_template(vocabulary: Encoder, template: str) -> Encoder:
     try:
         _, (answer, _), _ = Template(text, vocabulary.specials).turns(TRIAL)
     except ValueError as error:
-        raise UserError(f"{KEY}={without_secrets(template)}: {printable(str(error))}: choose another") from error
+        raise UserError(f"{TEMPLATE}={without_secrets(template)}: {printable(str(error))}: choose another") from error
     return replace(vocabulary, template=text, end=next(filter(answer.endswith, vocabulary.specials), ""))
 
 
@@ -119,22 +118,24 @@ def read_template(url: str) -> str:
 
     Of several with names, the one named default. Raises UserError if none is there, or it is damaged.
     """
-    files = ModelFolder(url, KEY, [JINJA, CONFIG]).files(FILE_LIMIT)
+    files = ModelFolder(url, TEMPLATE, [JINJA, CONFIG]).files(FILE_LIMIT)
     try:
         texts = {name or JINJA: raw.decode("utf-8-sig") for name, raw in files.items()}
         fields = json.loads(texts.get(CONFIG, "{}"))
         text = texts.get(JINJA) or fields.get("chat_template")
         if text is None:
             cure = f"give chatml, plain, a template's file, or a folder with {JINJA} or a chat_template in {CONFIG}"
-            raise UserError(f"{KEY}={without_secrets(url)}: no chat_template is there: {cure}")
+            raise UserError(f"{TEMPLATE}={without_secrets(url)}: no chat_template is there: {cure}")
         if not isinstance(text, str):
             named = text if isinstance(text, dict) else {each["name"]: each["template"] for each in text}
             text = named["default"]
-        tokens = {key: fields[key] for key in fields if key.endswith("_token") and fields[key] and key in text}
-        values = {key: token if isinstance(token, str) else token["content"] for key, token in tokens.items()}
-        # The template's own first line feed would be taken as the end of the last of these.
-        lines = [f"{{% set {key} = {json.dumps(value, ensure_ascii=False)} %}}\n" for key, value in values.items()]
+        lines = list[str]()
+        for key, token in fields.items():
+            if key.endswith("_token") and token and key in text:
+                value = token if isinstance(token, str) else token["content"]
+                # The template's own first line feed would be taken as the end of the last of these.
+                lines.append(f"{{% set {key} = {json.dumps(value, ensure_ascii=False)} %}}\n")
         return "".join([*lines, text])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         why = f"damaged, or of several with names none is called default ({type(error).__name__}: {error})"
-        raise UserError(f"{KEY}={without_secrets(url)}: the chat_template is {why}: copy it again") from error
+        raise UserError(f"{TEMPLATE}={without_secrets(url)}: the chat_template is {why}: copy it again") from error

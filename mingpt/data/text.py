@@ -6,72 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from mingpt.config.kinds import register
-from mingpt.config.section import MISSING, NO_RESULT
+from mingpt.config.datasets import TextData, Tokenized
 from mingpt.console import say
 from mingpt.data.bpe import Encoder, pieces, read_tokenizer
-from mingpt.data.cache import ArrayFile, CachedData, RowData, cached
+from mingpt.data.cache import ArrayFile, cached
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, training_windows
 from mingpt.errors import TransientError, UserError
 from mingpt.redact import without_secrets
 from mingpt.storage import is_local, name_of, open_fs, place
-
-if TYPE_CHECKING:
-    from mingpt.config.schema import Config
-
-
-class Tokenized(CachedData):
-    """One file, tokenized at the start."""
-
-    path: Annotated[str, NO_RESULT] = Field(default=MISSING, min_length=1)
-    """The file: any fsspec URL (a local path, s3://…, gs://…, https://…)."""
-    tokens: Literal["char", "byte", "bpe"] = "char"
-    """What a token is: a character, a byte (256 of them), or a piece of a word (data.tokenizer)."""
-    tokenizer: Annotated[str | None, NO_RESULT] = Field(default=None, min_length=1)
-    """The vocabulary of bpe: a tokenizer.json, or a folder with one or GPT-2's files; any URL; the hub's OWNER/NAME."""
-    val_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """The share at the end of the file that is kept for validation."""
-
-    reads: ClassVar[tuple[str, ...]] = ("data.tokens", "data.tokenizer")
-    validation = "raise data.val_fraction"
-
-    def problem(self, config: "Config") -> str | None:
-        if self.tokens == "bpe" and self.tokenizer is None:
-            return (
-                "data.tokens=bpe needs a vocabulary: set data.tokenizer=…, for instance to data/gpt2, which "
-                "`mingpt fetch gpt2-vocabulary` writes"
-            )
-        if self.tokens != "bpe" and self.tokenizer is not None:
-            shown = without_secrets(self.tokenizer)
-            return f"data.tokenizer={shown}, but data.tokens={self.tokens}: set data.tokens=bpe, or leave it out"
-        return None
-
-    def extras(self) -> set[str]:
-        return {"bpe"} if self.tokens == "bpe" else set()
-
-    def encoders(self) -> tuple[str, ...]:
-        return ("tokenizers",) if self.tokens == "bpe" else ()
-
-    def vocabulary_size(self) -> int:
-        return {"char": 100, "byte": 256, "bpe": 50257}[self.tokens]
-
-
-@register
-class TextData(Tokenized, RowData):
-    kind: Literal["text"] = "text"
-    """one text, tokenized at the start"""
-
-    def open(self, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
-        return open_text(self, block_size, micro_size, vocabulary)
-
 
 CACHE_VERSION = 2  # raise when what is cached changes
 BLOCK = 1 << 22  # bytes that are read and encoded at once

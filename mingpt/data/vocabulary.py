@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
-from mingpt.config import kinds
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens
 from mingpt.errors import UserError
 
@@ -149,13 +148,12 @@ KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
 def vocabulary_of(json: dict[str, Any]) -> Vocabulary:
     """The vocabulary whose `to_json()` this is. Raises UserError if it is damaged or of an unknown kind."""
     kind = json.get("kind")
-    known = KINDS | {k: make for data in kinds.of_data() for k, make in data.vocabularies().items()}
-    if not isinstance(kind, str) or kind not in known:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(
-            f"a vocabulary of the kind {kind!r}; this version knows {', '.join(known)}: take the version of mingpt "
+            f"a vocabulary of the kind {kind!r}; this version knows {', '.join(KINDS)}: take the version of mingpt "
             "that wrote it"
         )
     try:
-        return known[kind](json)
+        return KINDS[kind](json)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"a damaged vocabulary of the kind {kind!r}: {type(error).__name__}: {error}") from error

@@ -6,20 +6,22 @@ Parameters have the names and shapes of `GPT2LMHeadModel` in Hugging Face's `tra
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mingpt.config.kinds import register
-from mingpt.model.language import KVCache, Language, LanguageModel, Shape, attention, document_mask, positions
+from mingpt.config.models import GPTModel
+from mingpt.model.language import KVCache, LanguageModel, Shape, attention, document_mask, positions
 
 
 @dataclass(frozen=True)
 class GPTConfig(Shape):
     dropout: float = 0.0
+
+    @classmethod
+    def of(cls, model: GPTModel, vocab_size: int) -> "GPTConfig":
+        return cls(vocab_size, **model.model_dump(include={f.name for f in fields(cls)}))
 
 
 class Conv1D(nn.Module):
@@ -131,28 +133,3 @@ class GPT(LanguageModel):
 
     def output_weight(self) -> Tensor:
         return self.transformer.wte.weight
-
-
-@register
-class GPTModel(Language):
-    kind: Literal["gpt"] = "gpt"
-    """a GPT-2 of any size"""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of activations dropped in training."""
-
-    reads = ("model.n_head", "model.n_embd")
-
-    def impossible_shape(self) -> str | None:
-        if self.n_embd % self.n_head:
-            return f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}: choose a divisor"
-        return None
-
-    def shape(self, vocab_size: int) -> GPTConfig:
-        return GPTConfig(vocab_size, **self.model_dump(include={f.name for f in fields(GPTConfig)}))
-
-    def make(self, vocab_size: int) -> GPT:
-        return GPT(self.shape(vocab_size))
-
-    def parameters(self, vocabulary: int) -> int:
-        blocks = self.n_layer * (12 * self.n_embd**2 + 13 * self.n_embd)
-        return (vocabulary + self.block_size + 2) * self.n_embd + blocks

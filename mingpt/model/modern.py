@@ -9,15 +9,13 @@ with qkv_bias, of `Qwen2ForCausalLM`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mingpt.config.kinds import register
-from mingpt.model.language import KVCache, Language, LanguageModel, Shape, attention, document_mask, positions
+from mingpt.config.models import ModernModel
+from mingpt.model.language import KVCache, LanguageModel, Shape, attention, document_mask, positions
 
 Rotation = tuple[Tensor, Tensor]  # cosine and sine of each position's angles
 
@@ -40,6 +38,27 @@ class ModernConfig(Shape):
     qkv_bias: bool
     # The output has the embedding's weight.
     tied: bool
+
+    @classmethod
+    def of(cls, model: ModernModel, vocab_size: int) -> "ModernConfig":
+        return cls(
+            vocab_size,
+            model.block_size,
+            model.n_layer,
+            model.n_head,
+            model.n_embd,
+            model.vocab_multiple,
+            n_kv_head=model.kv_heads,
+            head_dim=model.head_size,
+            n_inner=model.inner_size,
+            rope_base=model.rope_base,
+            rope_factor=model.rope_factor,
+            rope_original=model.rope_original,
+            norm_eps=model.norm_eps,
+            qk_norm=model.qk_norm,
+            qkv_bias=model.qkv_bias,
+            tied=model.tied,
+        )
 
 
 def linear(n_in: int, n_out: int, bias: bool = False) -> nn.Linear:
@@ -181,72 +200,3 @@ class Modern(LanguageModel):
 
     def output_weight(self) -> Tensor:
         return self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
-
-
-@register
-class ModernModel(Language):
-    kind: Literal["modern"] = "modern"
-    """a GPT of today: rotary positions, RMS norm, SwiGLU, grouped queries, as in Qwen and Llama"""
-    n_kv_head: int | None = Field(default=None, ge=1)
-    """Heads of keys and values, which the attention heads share; they divide n_head. null: as many."""
-    head_dim: int | None = Field(default=None, ge=2)
-    """Width of a head, even. null: n_embd / n_head."""
-    n_inner: int | None = Field(default=None, ge=1)
-    """Width of the MLP. null: 8/3 of n_embd, rounded up to a multiple of 8, so that it has the weights of GPT-2's."""
-    rope_base: float = Field(default=10000.0, gt=1)
-    """Base of the rotary positions' wavelengths; longer texts want a larger one."""
-    rope_factor: float = Field(default=1.0, ge=1)
-    """How much longer texts may be than rope_original: long wavelengths are stretched so. Llama 3.1: 8; 3.2: 32."""
-    rope_original: int = Field(default=8192, ge=1)
-    """Positions of the training before, with rope_factor."""
-    norm_eps: float = Field(default=1e-6, gt=0)
-    """Added to the mean square in the norms."""
-    qk_norm: bool = True
-    """Normalise queries and keys, as Qwen3 does; Llama and Qwen2 do not."""
-    qkv_bias: bool = False
-    """Biases of queries, keys and values, as Qwen2 has; without qk_norm."""
-    tied: bool = False
-    """The output layer shares the embedding's weight."""
-
-    reads = ("model.n_head", "model.n_kv_head", "model.n_embd", "model.head_dim")
-
-    def impossible_shape(self) -> str | None:
-        if self.head_dim is None and self.n_embd % self.n_head:
-            return f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}: set model.head_dim"
-        if (size := self.head_dim or self.n_embd // self.n_head) % 2:
-            return f"model.head_dim={size} is odd, and rotary positions turn pairs of dimensions: choose an even one"
-        if self.n_kv_head and self.n_head % self.n_kv_head:
-            return f"model.n_kv_head={self.n_kv_head} does not divide model.n_head={self.n_head}: choose a divisor"
-        if self.qkv_bias and self.qk_norm:
-            return "model.qkv_bias=true is Qwen2's, which has no norm of queries and keys: set model.qk_norm=false"
-        return None
-
-    def shape(self, vocab_size: int) -> ModernConfig:
-        return ModernConfig(
-            vocab_size,
-            self.block_size,
-            self.n_layer,
-            self.n_head,
-            self.n_embd,
-            self.vocab_multiple,
-            n_kv_head=self.n_kv_head or self.n_head,
-            head_dim=self.head_dim or self.n_embd // self.n_head,
-            n_inner=self.n_inner or -(-8 * self.n_embd // 24) * 8,
-            rope_base=self.rope_base,
-            rope_factor=self.rope_factor,
-            rope_original=self.rope_original,
-            norm_eps=self.norm_eps,
-            qk_norm=self.qk_norm,
-            qkv_bias=self.qkv_bias,
-            tied=self.tied,
-        )
-
-    def make(self, vocab_size: int) -> Modern:
-        return Modern(self.shape(vocab_size))
-
-    def parameters(self, vocabulary: int) -> int:
-        c = self.shape(vocabulary)
-        heads = 2 * c.head_dim * (c.n_head + c.n_kv_head)
-        layer = c.n_embd * (heads + 3 * c.n_inner + 2) + (2 * c.head_dim if c.qk_norm else 0)
-        layer += c.head_dim * (c.n_head + 2 * c.n_kv_head) if c.qkv_bias else 0
-        return (1 if c.tied else 2) * vocabulary * c.n_embd + c.n_layer * layer + c.n_embd

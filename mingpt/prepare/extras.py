@@ -1,7 +1,8 @@
 """`python -m mingpt.prepare.extras [--from-env] [overrides]`: the extras of this package that such a run needs.
 
 recipes/setup.sh installs them. They follow from the run's composed config, so no recipe has to list them. What can't
-work on SkyPilot's machines ends the set-up here.
+work on SkyPilot's machines ends the set-up here. It is asked before torch is installed, too, for the mistakes alone:
+what it imports needs hydra, pydantic and fsspec, and nothing else that is not Python's own.
 """
 
 import os
@@ -14,11 +15,10 @@ from typing import Any
 from mingpt import hub
 from mingpt.command import code_of, expanded
 from mingpt.config import compose
-from mingpt.config.checks import HUB_KEYS
+from mingpt.config.checks import HUB_KEYS, alone
 from mingpt.config.schema import Config
 from mingpt.console import complain, ended, say
 from mingpt.errors import FINISHED
-from mingpt.snapshot.elsewhere import alone
 from mingpt.storage import EXTRAS
 
 

@@ -64,11 +64,3 @@ def remove_marker(run_dir: str) -> None:
     folder = Folder(run_dir)
     if folder.local:
         Path(folder.path(ELSEWHERE)).unlink(missing_ok=True)
-
-
-def alone(run_dir: str, host: str) -> str:
-    """What is to be said of a run on one node's disk. run_dir: without secrets."""
-    return (
-        f"run.dir={run_dir} is on {printable(host)}'s disk alone: if that machine goes, so does the run; "
-        f"RUN_DIR=s3://… (run.dir) survives it"
-    )

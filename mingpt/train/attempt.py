@@ -13,6 +13,7 @@ from mingpt.config.checks import missing_places
 from mingpt.config.configfile import overrides_line
 from mingpt.config.schema import Config
 from mingpt.console import complain, say
+from mingpt.data.opening import open_data
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
@@ -82,7 +83,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
 def _open_data(config: Config) -> Source:
     """Open the data. Its UserError also names all other places that do not exist, so that one start finds them all."""
     try:
-        return config.data.open(config.model.block_size, config.batch.micro_size)
+        return open_data(config.data, config.model.block_size, config.batch.micro_size)
     except UserError as error:
         raise UserError(*error.problems, *missing_places(config, error.problems)) from error
 

@@ -21,6 +21,7 @@ from mingpt.config.plugin import describe
 from mingpt.config.schema import Config
 from mingpt.config.section import Own, Section
 from mingpt.errors import UserError
+from mingpt.model.building import build_model
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import DTYPES
 from mingpt.world.world import World
@@ -39,10 +40,10 @@ def build(config: Config, vocab_size: int, drawn: bool = True) -> nn.Module:
     torch.set_num_threads(config.train.threads)  # the bits of an initialisation may depend on it
     if drawn or isinstance(config.model, Own):
         torch.manual_seed(derive("weights", config.seed))
-        model = config.model.build(vocab_size)
+        model = build_model(config.model, vocab_size)
     else:  # without a seed: torch would wait for a GPU that is being opened
         with torch.device("meta"), Undrawn():
-            model = config.model.build(vocab_size)
+            model = build_model(config.model, vocab_size)
     if isinstance(config.model, Own):
         check_module(model, config.model)
     freeze(model, config.train.freeze)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from mingpt.compute.numerics import differences, fingerprint
+from mingpt.config.checks import alone
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
 from mingpt.console import say
@@ -23,7 +24,6 @@ from mingpt.redact import printable, without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here
 from mingpt.snapshot.checkpointer import Checkpointer
-from mingpt.snapshot.elsewhere import alone
 from mingpt.snapshot.format import VALIDATION, Kind, Manifest
 from mingpt.snapshot.restore import Put, Restored
 from mingpt.train import resume

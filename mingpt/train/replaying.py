@@ -17,6 +17,7 @@ from mingpt.compute.numerics import changes, fingerprint, pin
 from mingpt.config.affecting import section_of
 from mingpt.config.schema import Config
 from mingpt.config.stored import problems_of_places, replay_config
+from mingpt.data.opening import open_data
 from mingpt.data.source import Source
 from mingpt.errors import Damaged, Unreadable, UserError
 from mingpt.history.history import Bits, History, Stretch
@@ -161,7 +162,7 @@ class Replay:
         """The data. Raises UserError unless its content is that of the attempt."""
         key = config.data.model_dump_json()
         if key not in self._sources:
-            self._sources[key] = config.data.open(config.model.block_size, config.batch.micro_size)
+            self._sources[key] = open_data(config.data, config.model.block_size, config.batch.micro_size)
         source, wanted = self._sources[key], stretch.numerics.get("data")
         if wanted not in (None, source.sha256):
             raise UserError(

@@ -7,8 +7,8 @@ from typing import Any
 
 from safetensors.torch import save as encode_safetensors
 
+from mingpt.config.datasets import PLAIN
 from mingpt.data.chat import end_of_answer
-from mingpt.data.template import PLAIN
 from mingpt.data.vocabulary import TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.folder import Folder

@@ -13,8 +13,9 @@ import torch
 import bpe_kit
 from mingpt import cli
 from mingpt.commands.generate import BETWEEN, Text, prompts_of
+from mingpt.config.models import GPTModel
 from mingpt.data.vocabulary import Bytes
-from mingpt.model.gpt2 import GPT, GPTConfig, GPTModel
+from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.sampling import generate as continue_tokens
 from mingpt.redact import escaped
 from snapshot_kit import PROVENANCE, save, state_of

@@ -10,7 +10,8 @@ import torch
 from config_kit import configured
 from mingpt.compute.buckets import Bucket, make_buckets
 from mingpt.compute.exchange import pack
-from mingpt.config.kinds import KINDS
+from mingpt.config.keys import KINDS
+from mingpt.data.opening import open_data
 from mingpt.model.language import LanguageModel
 from mingpt.train.assemble import context_of
 from mingpt.train.factory import build
@@ -53,7 +54,7 @@ def test_each_process_has_its_own_slice_whole_and_of_others_what_it_reads(size: 
 def test_a_users_class_over_ours_is_not_rounded(model: str, packed: bool) -> None:
     """It may read its matrices in float32, or share them between layers."""
     config = configured(model, "model.block_size=4", "data=random", "precision=bf16", "batch.micro_size=1")
-    source, world = config.data.open(4, 1), replace(ALONE, size=2)
+    source, world = open_data(config.data, 4, 1), replace(ALONE, size=2)
     context = context_of(config, source, build(config, source.vocabulary.size), world)
     assert bool(context.update.weight_gather.in_16_bits) == packed
 

@@ -6,9 +6,10 @@ from torch import nn
 
 from mingpt.compute.muon import orthogonal, owners
 from mingpt.compute.rules import Rule, roles, rules
+from mingpt.config.models import ModernModel
 from mingpt.config.schema import Optimizer, Schedule
 from mingpt.model.gpt2 import GPT, GPTConfig
-from mingpt.model.modern import Modern, ModernModel
+from mingpt.model.modern import Modern, ModernConfig
 from update_kit import state_of, sums_of, update_of
 
 
@@ -41,7 +42,7 @@ def test_the_matrices_are_dealt_out_by_their_cost() -> None:
 def test_each_kind_of_parameter_has_its_own_learning_rate_and_only_matrices_decay() -> None:
     config = Optimizer(name="muon", lr=0.02, embedding_ratio=16, head_ratio=2, vector_ratio=4)
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 4}
-    model = Modern(ModernModel.model_validate(sizes).shape(5))
+    model = Modern(ModernConfig.of(ModernModel.model_validate(sizes), 5))
     found = rules(model.named_parameters(), config, roles(model))
     assert {rule: {name for name, its in found.items() if its == rule} for rule in found.values()} == {
         Rule(True, 0.02, 0.1): {n for n in found if "_proj" in n},

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import bpe_kit
 from mingpt import cli
+from mingpt.config.datasets import TextData
 from mingpt.data import bpe
 from mingpt.data.bpe import END_OF_TEXT, pieces, read_tokenizer
-from mingpt.data.text import TextData
+from mingpt.data.opening import open_data
 from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
 from mingpt.errors import UserError
 from mingpt.weights.tokenizer import tokenizer_files
@@ -79,7 +80,7 @@ def test_a_text_with_what_no_token_is_for_is_a_mistake(tmp_path: Path, capsys: p
     tokenizer["model"]["vocab"]["</s>"] = 99
     path.write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match=f"^data.path={text}: data.tokenizer={path}: "):
-        TextData(path=str(text), tokens="bpe", tokenizer=str(path), cache_dir=str(tmp_path)).open(4, 2)
+        open_data(TextData(path=str(text), tokens="bpe", tokenizer=str(path), cache_dir=str(tmp_path)), 4, 2)
     assert cli.run("prepare", [str(text), f"--out={tmp_path}/out", f"--tokenizer={path}", "--processes=1"]) == 64
     assert capsys.readouterr().err.startswith(f"error: {text}: --tokenizer: ")
 

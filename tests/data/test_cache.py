@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from mingpt.data.shards import ShardsData, open_shards
+from mingpt.config.datasets import ShardsData, TextData
+from mingpt.data.shards import open_shards
 from mingpt.data.source import Source
-from mingpt.data.text import TextData, open_text
+from mingpt.data.text import open_text
 from paths_kit import ran
 from prepare_kit import prepared, some_texts, write_jsonl
 from web_kit import served

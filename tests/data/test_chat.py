@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mingpt.data.chat import ChatData, open_chat
+from mingpt.config.datasets import ChatData
+from mingpt.data.chat import open_chat
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, TextVocabulary
 from mingpt.errors import UserError

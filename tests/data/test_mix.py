@@ -11,11 +11,12 @@ from config_kit import configured, problems
 from mingpt.compute.mixture import shares
 from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
+from mingpt.config.datasets import TextData
 from mingpt.config.schema import Config
 from mingpt.config.stored import evaluation_config
 from mingpt.data.mixture import MixedSamples, MixedSplit
+from mingpt.data.opening import open_data
 from mingpt.data.source import Microbatch, Samples, Source
-from mingpt.data.text import TextData
 from mingpt.errors import TransientError, UserError
 from mingpt.train.resume import changed
 from told import Told
@@ -33,7 +34,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 
 
 def opened(config: Config) -> Source:
-    return config.data.open(config.model.block_size, 4)
+    return open_data(config.data, config.model.block_size, 4)
 
 
 # --- samples ---
@@ -51,7 +52,7 @@ def test_samples_and_validation_are_those_of_the_components(two: tuple[str, ...]
     assert torch.equal(targets[:, :-1], tokens[:, 1:])
     assert isinstance(source.validation, MixedSplit)
     assert source.validation.parts == {"code": range(2), "web": range(2, 6)}
-    alone = [part.open(8, 4).validation for part in config.data.parts().values()]
+    alone = [open_data(part, 8, 4).validation for part in config.data.parts().values()]
     expected = [part[i][0].tolist() for part in alone for i in range(len(part))]
     assert [source.validation[i][0].tolist() for i in range(len(expected))] == expected
 

@@ -13,9 +13,10 @@ import torch
 
 import bpe_kit
 from mingpt.compute.batches import BatchPlan, RankSampler
+from mingpt.config.datasets import ShardsData
 from mingpt.data.dataset import DataSet
 from mingpt.data.loader import load
-from mingpt.data.shards import ShardsData, open_shards
+from mingpt.data.shards import open_shards
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
 from mingpt.errors import UserError

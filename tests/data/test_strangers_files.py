@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import bpe_kit
+from mingpt.config.datasets import ShardsData
 from mingpt.data.bpe import read_tokenizer
-from mingpt.data.shards import ShardsData, open_shards
+from mingpt.data.shards import open_shards
 from mingpt.data.template import read_template
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError

@@ -9,8 +9,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import bpe_kit
 from config_kit import configured, problems
+from mingpt.config.datasets import ChatData
 from mingpt.data.bpe import BYTE_LEVEL
-from mingpt.data.chat import ChatData, open_chat
+from mingpt.data.chat import open_chat
 from mingpt.data.source import Source
 from mingpt.data.template import read_template
 from mingpt.data.vocabulary import TextVocabulary, vocabulary_of

@@ -14,11 +14,12 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 import bpe_kit
+from mingpt.config.datasets import TextData
 from mingpt.data import bpe
 from mingpt.data import text as text_module
 from mingpt.data.cache import node_lock
 from mingpt.data.source import Source
-from mingpt.data.text import TextData, open_text, smallest_type
+from mingpt.data.text import open_text, smallest_type
 from mingpt.data.vocabulary import Bytes, Characters
 from mingpt.errors import TransientError, UserError
 from told import Told
@@ -105,7 +106,8 @@ def test_a_snapshots_vocabulary_is_kept(tmp_path: Path) -> None:
 MEASURE = """
 import sys
 from mingpt.data import text
-from mingpt.data.text import TextData
+from mingpt.config.datasets import TextData
+from mingpt.data.opening import open_data
 
 def peak():
     [line] = [line for line in open("/proc/self/status") if line.startswith("VmHWM:")]
@@ -113,7 +115,7 @@ def peak():
 
 text.BLOCK, text.LARGE = 1 << 18, 1 << 22
 before = peak()
-source = TextData(path=sys.argv[1], cache_dir=sys.argv[2]).open(8, 1)
+source = open_data(TextData(path=sys.argv[1], cache_dir=sys.argv[2]), 8, 1)
 print(source.sha256, peak() - before)
 """
 

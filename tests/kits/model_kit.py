@@ -5,9 +5,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from mingpt.model.gpt2 import GPTModel
+from mingpt.config.models import GPTModel, ModernModel
+from mingpt.model.building import build_language_model
 from mingpt.model.language import LanguageModel
-from mingpt.model.modern import ModernModel
 
 KINDS = {"gpt": GPTModel(), "modern": ModernModel(n_kv_head=1)}
 WORDS, BLOCK, PADDED = 17, 8, 64
@@ -26,7 +26,7 @@ def vivid(model: Model) -> Model:
 
 def small(kind: str, words: int = WORDS, **changes: float) -> LanguageModel:
     torch.manual_seed(1)
-    return vivid(KINDS[kind].model_copy(update=SIZES | changes).make(words))
+    return vivid(build_language_model(KINDS[kind].model_copy(update=SIZES | changes), words))
 
 
 def random_tokens(batch: int, time: int, words: int = WORDS) -> Tensor:

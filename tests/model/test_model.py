@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from config_kit import configured, problems
-from mingpt.model.language import IGNORE, Language, LanguageModel, positions
+from mingpt.config.models import Language
+from mingpt.model.building import build_language_model
+from mingpt.model.language import IGNORE, LanguageModel, positions
 from model_kit import BLOCK, KINDS, WORDS, random_tokens, small
 
 # The vocabulary, the number of parameters and the heads of the published weights.
@@ -55,7 +57,7 @@ def test_a_size_has_the_parameters_of_the_published_shape(name: str) -> None:
     kind, (vocabulary, *published) = configured(f"model={name}", "model.vocab_multiple=1").model, PUBLISHED[name]
     assert isinstance(kind, Language)
     with torch.device("meta"):  # shapes without memory: gpt2-xl alone would be 6 GB
-        model = kind.make(vocabulary)
+        model = build_language_model(kind, vocabulary)
     assert [sum(p.numel() for p in model.parameters()), kind.n_head] == published
     assert kind.parameters(vocabulary) == published[0]
 

@@ -20,6 +20,7 @@ from config_kit import configured
 from examples.images import files
 from mingpt import cli
 from mingpt.data.bpe import read_tokenizer
+from mingpt.data.opening import open_data
 from mingpt.prepare import extras, fetch
 from told import Told
 
@@ -252,7 +253,7 @@ def test_a_dataset_of_the_hub_becomes_shards_of_gpt2s_tokens(
     assert dataset.licence in out
     assert "(--tokens 300)" in out
     config = configured("experiment=gpt2_124m", f"data.path={to}/{name}")
-    assert len(config.data.open(16, 8).train) > 0
+    assert len(open_data(config.data, 16, 8).train) > 0
 
 
 # What tiktoken gave in its version 0.14, of a text with most characters.

@@ -56,10 +56,9 @@ READING_LISTS = {"Read a step": 8, "Read a snapshot": 5}
 LIST_TOKENS = 10_000
 
 
-# What is loaded by a name in a text, and so has no arrow: kinds of models and data (their modules are named in
-# config/kinds, which knows nothing else of them), code that the command line names, a verb's function, and what torch
-# asks for by a name.
-BY_NAME = {"cli", "config/kinds", "config/plugin", "plugins"}
+# What is loaded by a name in a text, and so has no arrow: code that the command line names, a verb's function, and what
+# torch asks for by a name.
+BY_NAME = {"cli", "config/plugin", "plugins"}
 
 # Each file of the package by its path without `.py`.
 TEXTS = {p.relative_to(PACKAGE).with_suffix("").as_posix(): p.read_text() for p in PACKAGE.rglob("*.py")}

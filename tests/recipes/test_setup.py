@@ -30,8 +30,7 @@ case "$*" in *constraints-cpu.txt) exit 1 ;; *-m\\ pip*) sleep 0.02; [ ! -e brok
 case "$*" in *import\\ torch*) exit 1 ;; esac
 case "$*" in *mingpt.prepare.extras*) [ -z "$REAL" ] || exec "$REAL" "$@" ;; esac
 case "$*" in *mingpt.prepare.extras*) set -- "$@" "$EXPERIMENT $RUN_DIR $OVERRIDES" ;; esac
-case "$*" in *recipes/early.py*) set -- "$@" "$EXPERIMENT $RUN_DIR $OVERRIDES" ;; esac
-case "$*" in *mingpt.prepare.extras*mistake*|*early.py*mistake*) echo "error: mistake" >&2; exit 64 ;; esac
+case "$*" in *mingpt.prepare.extras*mistake*) echo "error: mistake" >&2; exit 64 ;; esac
 case "$*" in *mingpt.prepare.extras*gpt2*) echo bpe ;; esac
 case "$*" in *mingpt.prepare.extras*s3:*) echo s3 ;; esac
 """
@@ -54,7 +53,6 @@ class Machine:
         self.bin.mkdir()
         shutil.copy(ROOT / "recipes/setup.sh", self.folder / "recipes")
         shutil.copy(ROOT / "recipes/install.sh", self.folder / "recipes")
-        (self.folder / "recipes/early.py").touch()
         for name in ("pyproject.toml", "constraints.txt", "constraints-cpu.txt"):
             shutil.copy(ROOT / name, self.folder)
         (self.folder / "python-stub").write_text(PYTHON)
@@ -95,7 +93,7 @@ LOOK = ["python -m mingpt.prepare.extras --from-env", "python -m mingpt.data.fet
 
 
 BUILD = ["python pip --no-deps --require-hashes -r /dev/stdin", "python pip -c constraints.txt hatchling setuptools"]
-EARLY = [*BUILD, "python pip -c constraints.txt hydra-core pydantic fsspec", "python recipes/early.py --from-env"]
+EARLY = [*BUILD, "python pip -c constraints.txt hydra-core pydantic fsspec", LOOK[0]]
 
 
 def install(extras: str = "") -> list[str]:
@@ -173,19 +171,18 @@ def test_gpus_that_torch_cannot_use_fail_the_set_up_and_not_the_speed(machine: M
 
 
 MISTAKES = [
-    "train.max_step=3", "run.name='a b'", "model=gpt3", "optimizer.lr=-1", "data.block=3", "model.n_head=5", "+new=1",
-    "batch.micro_size=7", "track=[wandbb]", "experiment=shakespear", "run.dir=r2://b/run", "train.steps=1; seed=x",
+    "train.max_step=3", "run.name='a b'", "model=gpt3", "optimizer.lr=-1", "data.workers=-1", "model.n_head=5",
+    "+new=1", "batch.micro_size=7", "track=[wandbb]", "experiment=shakespear", "run.dir=r2://b/run",
+    "train.steps=1; seed=x",
 ]  # fmt: skip
 # Judges lists of overrides, in a Python that has no packages but hydra, pydantic, fsspec and what they need.
 WITHOUT_TORCH = """
-import json, runpy, sys
-sys.path.insert(0, sys.argv[1])
-early = runpy.run_path(sys.argv[2])
-sys.meta_path.insert(0, early["Finder"])
+import json, sys
+sys.path[:0] = sys.argv[1:]
 from mingpt.command import code_of
-found = [code_of(lambda: early["main"](words)) for words in json.load(sys.stdin)]
+from mingpt.prepare import extras
+found = [code_of(lambda: extras.main(words)) for words in json.load(sys.stdin)]
 print(json.dumps(found))
-assert not hasattr(sys.modules["torch"], "__file__")
 """
 LIGHT = (
     "hydra", "omegaconf", "antlr4", "packaging", "yaml", "_yaml", "fsspec", "pydantic", "pydantic_core",
@@ -208,12 +205,12 @@ def test_a_config_is_judged_without_torch_as_with_it(
     own = [[*words, "train.max_step=3"] for words in right]
     cases = [*right, *own, *(["experiment=synthetic", *mistake.split("; ")] for mistake in MISTAKES)]
     cases += [["experiment=synthetic", "model=own", "model._target_=mine.Net"]]
-    python = [sys.executable, "-I", "-S", "-c", WITHOUT_TORCH, str(tmp_path), str(ROOT / "recipes/early.py")]
+    python = [sys.executable, "-I", "-S", "-c", WITHOUT_TORCH, str(tmp_path), str(ROOT)]
     early = ran(python, input=json.dumps(cases), cwd=ROOT)
     assert early.returncode == 0, early.stderr
     codes = [code_of(partial(extras.main, words)) for words in cases]
     found = json.loads(early.stdout.splitlines()[-1])
-    # Whether a class of the user's own is a module can't be seen without torch, and what else it is asked for.
+    # Code of the user's own imports torch, so it is not judged without: neither its name nor its arguments.
     of_own = {"experiment=cifar10", "experiment=mnist", "experiment=classifier", "model._target_=mine.Net"}
     for words, code, whole in zip(cases, found, codes, strict=True):
         assert code == whole or (code == 0 and words[-1] in of_own), words

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fault_proxy import FaultProxy, Rule
-from mingpt.data.text import TextData, open_text
+from mingpt.config.datasets import TextData
+from mingpt.data.text import open_text
 from mingpt.errors import TransientError
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.reader import read

@@ -14,6 +14,7 @@ import pytest
 
 from config_kit import configured
 from mingpt.config.schema import Config
+from mingpt.data.opening import open_data
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes
 from mingpt.errors import UserError
@@ -29,7 +30,7 @@ from told import Told
 
 
 def source_of(config: Config) -> Source:
-    return config.data.open(config.model.block_size, config.batch.micro_size)
+    return open_data(config.data, config.model.block_size, config.batch.micro_size)
 
 
 def agree(mine: Config, theirs: Config, sha256: str, **others: Any) -> None:

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from bpe_kit import small, write_tokenizer
 from config_kit import configured
 from mingpt.commands import evaluate as evaluator
+from mingpt.config.datasets import TextData
 from mingpt.config.schema import Train
 from mingpt.config.stored import evaluation_config
 from mingpt.data.bpe import HuggingFaceTokens
 from mingpt.data.mixture import MixedSplit
+from mingpt.data.opening import open_data
 from mingpt.data.source import EvalSplit
-from mingpt.data.text import TextData
 from mingpt.data.vocabulary import Bytes, Characters, Spelling
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
@@ -135,7 +136,7 @@ def test_without_the_key_an_evaluation_takes_the_same_targets_whatever_the_batch
         "batch.micro_size=8",
     ):
         config = configured(*given, *more.split())
-        source = config.data.open(16, config.batch.micro_size)
+        source = open_data(config.data, 16, config.batch.micro_size)
         found.append(targets_of(evaluated_part(source.validation, config.train.eval_batches)))
         for batches, whole in ((0, True), (10**6, True), (1, False)):
             part = evaluated_part(source.validation, batches)

@@ -18,6 +18,7 @@ from torch import Tensor
 from mingpt.compute.stats import Flags, StatsExchange
 from mingpt.config import compose
 from mingpt.config.schema import Config, WorldConfig
+from mingpt.data.opening import open_data
 from mingpt.data.source import Source, sampled_split
 from mingpt.errors import FINISHED, STOPPED, UserError
 from mingpt.observe.events import (
@@ -106,7 +107,7 @@ def open_run(place: str, text: Path, cache: Path, world: World) -> OpenRun:
         places = (f"run.dir={place}", f"data.path={text}", f"data.cache_dir={cache}", "snapshot.every_steps=2")
         config = compose.configure([*TINY, *length, *places, *overrides])
         assert config is not None
-        source = config.data.open(config.model.block_size, config.batch.micro_size)
+        source = open_data(config.data, config.model.block_size, config.batch.micro_size)
         model, lifetime, watching = build(config, source.vocabulary.size), Lifetime(), Observers(observers, print)
         lifetime.clock, lifetime.phase = Clock("step"), Phase.JOINED
         checkpointer = Checkpointer(config, world, 0, print)

@@ -9,10 +9,11 @@ from torch import nn
 
 from config_kit import configured, problems
 from examples.classifier import rows
+from mingpt.config.models import OwnModel
+from mingpt.data.opening import open_data
 from mingpt.data.own import source_of
 from mingpt.errors import CRASHED, USER_ERROR, UserError
 from mingpt.model.gpt2 import GPT
-from mingpt.model.own import OwnModel
 from mingpt.train.attempt import attempt
 from mingpt.train.factory import build, try_out
 from mingpt.world.lifetime import Lifetime
@@ -34,7 +35,7 @@ def test_the_target_brings_its_section_and_its_arguments_need_no_plus() -> None:
     # An experiment's keys can be changed, too.
     changed = configured("experiment=classifier", "model.hidden=9", "data.count=99")
     assert changed.model.model_dump()["hidden"] == 9
-    assert len(changed.data.open(1, 8).train) == 89
+    assert len(open_data(changed.data, 1, 8).train) == 89
 
 
 def test_arguments_of_known_names_are_supplied() -> None:
@@ -100,7 +101,7 @@ def test_what_keeps_it_is_left_as_it_was() -> None:
 @pytest.mark.parametrize("target", ["gives_none", "no_rows", "uneven"])
 def test_what_gives_no_source_is_a_mistake(target: str, told: Told) -> None:
     with pytest.raises(UserError) as mistake:
-        configured(f"data._target_=own_kit.{target}").data.open(1, 2)
+        open_data(configured(f"data._target_=own_kit.{target}").data, 1, 2)
     told(without_lines(str(mistake.value)), KITS)
 
 

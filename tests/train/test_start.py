@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from config_kit import configured
-from mingpt.config.kinds import KINDS
+from mingpt.config.keys import KINDS
+from mingpt.config.models import Language
 from mingpt.data.own import source_of
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED
-from mingpt.model.language import Language
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt

@@ -16,8 +16,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from mingpt.config.models import ModernModel
 from mingpt.data.vocabulary import Numbers
-from mingpt.model.modern import Modern, ModernModel
+from mingpt.model.modern import Modern, ModernConfig
 from mingpt.weights.reading import start_from
 from mingpt.weights.writing import folder_of, write_folder
 from model_kit import random_tokens, vivid
@@ -54,7 +55,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def ours(**changes: Any) -> Modern:
     torch.manual_seed(5)
-    return Modern(ModernModel.model_validate(SIZES | changes).shape(WORDS)).eval()
+    return Modern(ModernConfig.of(ModernModel.model_validate(SIZES | changes), WORDS)).eval()
 
 
 def apart(a: Any, b: Any) -> float:
