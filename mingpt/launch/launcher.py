@@ -80,7 +80,7 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
 def newest_step(config: Config) -> int:
     """The step of the newest snapshot, durable or in memory; 0 if there is none, or if the store does not answer in
     world.init_timeout_seconds."""
-    from mingpt.snapshot.checkpointer import newest  # imports torch
+    from mingpt.snapshot.tiers import newest  # imports torch
 
     steps = [0]
 

@@ -87,7 +87,7 @@ class BadSteps:
             f"batches {first} to {last} are shown no more (rollback {used + 1} of {health.max_rollbacks}): start again"
         )
 
-    def leave_without_a_loss(self, done: int, last: bool) -> None:
+    def end_with_a_loss_that_is_not_finite(self, done: int, last: bool) -> None:
         """A loss that is no number is not stored. Raises UserError at the run's end; after a stop it may go on."""
         newest = self.checkpointer.keep()
         what = f"the loss of step {done} is not finite, so it was not stored"

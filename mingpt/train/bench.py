@@ -12,9 +12,9 @@ from mingpt.data.source import Microbatch, Source
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.snapshot.format import Kind
-from mingpt.train.assemble import context_of, place_model
 from mingpt.train.factory import build
 from mingpt.train.figures import DelayedRead, Figures
+from mingpt.train.setup import context_of, place_model
 from mingpt.train.step import train_step
 from mingpt.world.world import World
 
@@ -88,10 +88,11 @@ class Bench:
 
     def step(self, step: int, drop: frozenset[int] = frozenset()) -> Figures:
         """Do step number `step`, counted from 0."""
-        batches, read = iter(self.microbatches(step, drop)), DelayedRead(step, late=False)
-        read.begin(self.context.device)
-        stats = train_step(self.context, step, batches)
-        return read(step + 1, stats, self.context.update.guard.skips)
+        read = DelayedRead(self.context.update.guard.skips, late=False)
+        read.begin()
+        stats = train_step(self.context, step, iter(self.microbatches(step, drop)))
+        (figures,) = read.ready(step + 1, stats, drain=True)
+        return figures
 
     def to_device(self, microbatch: Microbatch) -> list[Tensor]:
         return [x.to(self.world.device) for x in microbatch]

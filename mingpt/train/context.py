@@ -22,20 +22,29 @@ from mingpt.snapshot.format import SharedState
 from mingpt.world.world import World
 
 
-@dataclass(frozen=True)
 class Hooks:
-    """What a run does around its steps. The defaults: nobody asks to stop, and nothing is stored or timed.
+    """What happens around a step besides computing: nothing. A replay, the self-test and benchmarks take this one.
 
-    flags: what this process tells the others with each step's exchange. before_update: called before the weights
-    change. phase: a block whose time is counted under a name. begin: called first in a step. times: the seconds that
-    this process has computed and waited for data, for the others.
+    A run's own (assemble.py) connects its steps with its clock, its snapshots and its stop signals.
     """
 
-    flags: Callable[[], Flags] = Flags
-    before_update: Callable[[], None] = lambda: None
-    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
-    begin: Callable[[], None] = lambda: None
-    times: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+    def begin(self) -> None:
+        """Called first in a step."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Count the time of a block under this name."""
+        return nullcontext()
+
+    def flags(self) -> Flags:
+        """What this process tells the others with the step's exchange. Here: nobody asks to stop."""
+        return Flags()
+
+    def times(self) -> tuple[float, float]:
+        """The seconds that this process has computed and waited for data, for the others."""
+        return 0.0, 0.0
+
+    def before_update(self) -> None:
+        """Called before the weights change: what still copies them must be waited for."""
 
 
 ALONE = Hooks()
@@ -43,16 +52,15 @@ ALONE = Hooks()
 
 @dataclass
 class StepContext:
-    """What a step needs besides its number and its data. autocast: the context manager of config.precision."""
+    """What a step computes with, besides its number and its data."""
 
     model: nn.Module
-    update: Update
-    plan: BatchPlan
-    autocast: Any
+    update: Update  # the optimizer, with all state besides the weights
+    plan: BatchPlan  # which samples a step shows; replaced when batches are dropped
+    autocast: Any  # the context manager of config.precision
     world: World
-    reduction: ExactReduction | FastReduction
-    stats: StatsExchange
-    hooks: Hooks
+    reduction: ExactReduction | FastReduction  # the sum of the gradients
+    stats: StatsExchange  # what processes tell each other besides gradients
 
     @property
     def device(self) -> torch.device:
@@ -66,6 +74,7 @@ class StepContext:
     def drop(self, batches: Iterable[Range]) -> None:
         """No step shows these batches any more."""
         guard = self.update.guard
+        # In both: the guard's is state, which snapshots hold, so that the plan is the same after a resume.
         guard.dropped = merged([*guard.dropped, *batches])
         self.plan = replace(self.plan, dropped=guard.dropped)
 
@@ -83,7 +92,6 @@ def make_context(
     plan: BatchPlan,
     world: World,
     autocast: Any,
-    hooks: Hooks = ALONE,
     own: Callable[[Sequence[Bucket], Mapping[str, Rule], World], Method] | None = None,
 ) -> StepContext:
     """Move the model to this process's device, and make what computes its steps.
@@ -112,4 +120,4 @@ def make_context(
     fast = config.reduce == "fast"
     reduction = FastReduction(buckets, world) if fast else ExactReduction(buckets, plan.microbatches, world)
     stats = StatsExchange(world, plan.microbatches)
-    return StepContext(model, update, plan, autocast, world, reduction, stats, hooks)
+    return StepContext(model, update, plan, autocast, world, reduction, stats)

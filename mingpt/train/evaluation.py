@@ -24,9 +24,10 @@ from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE, LanguageModel
 from mingpt.model.sampling import generate_stream
-from mingpt.observe.events import Evaluated, Evaluating, Sampled
+from mingpt.observe.events import Evaluated, Evaluating, Observers, Sampled
 from mingpt.snapshot.format import Metrics
 from mingpt.train.context import StepContext
+from mingpt.world.clock import Clock
 from mingpt.world.world import Progress, World, share
 
 SAMPLE_TOKENS, SAMPLE_SECONDS = 128, 20.0  # of a text at most, for which the other processes wait
@@ -176,27 +177,28 @@ def sampled(model: LanguageModel, vocabulary: TextVocabulary, tokens: list[int],
 
 @dataclass
 class Evaluation:
-    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due."""
+    """Evaluates the model when due, and has it write a text."""
 
     context: StepContext
     config: Config
     source: Source
-    publish: Callable[[Evaluating | Evaluated | Sampled], None]
-    best_val_loss: float
-    val_loss: float | None = None
+    observers: Observers
+    clock: Clock
+    best_val_loss: float  # of the run so far; infinite before the first evaluation
+    val_loss: float | None = None  # of the step just done, in nats a target; None if it was not due
 
     def after_step(self, done: int, last: bool) -> bool:
         """Evaluate if due; returns whether the validation loss is the lowest so far."""
-        train, self.val_loss, phase = self.config.train, None, self.context.hooks.phase
-        every, samples = train.eval_every, train.sample_every
+        self.val_loss = None
+        every, samples = self.config.train.eval_every, self.config.train.sample_every
         model, world, autocast = self.context.model, self.context.world, self.context.autocast
         if samples and done % samples == 0 and world.is_main and isinstance(model, LanguageModel):
-            with phase("evaluation"):
+            with self.clock.within("evaluation"):
                 text = sampled(model, *sample_prompt(self.config, self.source.vocabulary), autocast, self.config.seed)
-                self.publish(Sampled(done, text))
+                self.observers.publish(Sampled(done, text))
         if not len(self.source.validation) or not (last or (every and done % every == 0)):
             return False
-        with phase("evaluation"):
+        with self.clock.within("evaluation"):
             figures = evaluate(
                 model,
                 self.part,
@@ -205,11 +207,11 @@ class Evaluation:
                 self.byte_lengths,
                 seed=self.config.seed,
                 step=done,
-                publish=self.publish,
+                publish=self.observers.publish,
             )
             self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
             self.best_val_loss = figures.loss if best else self.best_val_loss
-            self.publish(
+            self.observers.publish(
                 Evaluated(
                     step=done,
                     val_loss=figures.loss,

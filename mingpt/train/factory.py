@@ -244,18 +244,24 @@ def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
     return [n for n in now | before if n not in now or n not in before or not same(now[n], before[n])]
 
 
-def buffer_check(model: nn.Module, settings: Section, world: World) -> Callable[[], None]:
-    """Copy the buffers. Returns a collective check, which raises UserError in all processes if one has changed."""
-    if not isinstance(settings, Own):
-        return lambda: None
-    target, before = settings.target, copy_buffers(model)
+class FixedBuffers:
+    """The buffers of a user's model, which training must not change: a process sees its own microbatches only.
 
-    def check() -> None:
-        moving = {name for names in world.gather(_changed(model, before)) for name in names}
+    So what forward writes to a buffer depends on the world size, and no snapshot can hold it for another one.
+    """
+
+    def __init__(self, model: nn.Module, settings: Section, world: World) -> None:
+        """Remember the buffers as they are. Those of the package's own models are never written to."""
+        self.model, self.settings, self.world = model, settings, world
+        self.before = copy_buffers(model) if isinstance(settings, Own) else {}
+
+    def check(self) -> None:
+        """Raise UserError in all processes if a buffer of one of them has changed. Collective."""
+        if not isinstance(self.settings, Own):
+            return
+        moving = set[str]().union(*self.world.gather(_changed(self.model, self.before)))
         if moving:
             raise UserError(
-                f"model._target_={target}: forward has changed the buffers {', '.join(sorted(moving))} since "
-                f"the last snapshot, so they depend on the world size, and this step is not stored: {CURE}"
+                f"model._target_={self.settings.target}: forward has changed the buffers {', '.join(sorted(moving))} "
+                f"since the last snapshot, so they depend on the world size, and this step is not stored: {CURE}"
             )
-
-    return check

@@ -4,50 +4,43 @@ Only the weights and `Update.state()` are state; everything else is a function o
 that starts at any step with any number of processes computes what an undisturbed run would have computed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from mingpt.compute.stats import StepStats
+from mingpt.compute.stats import Flags, StepStats
 from mingpt.errors import FINISHED, STOPPED
 from mingpt.snapshot.checkpointer import Checkpointer, Content
-from mingpt.snapshot.format import Metrics
-from mingpt.train.context import StepContext
-from mingpt.train.figures import DelayedRead, Figures
+from mingpt.train.bad_steps import BadSteps
+from mingpt.train.context import Hooks, StepContext
+from mingpt.train.evaluation import Evaluation
+from mingpt.train.factory import FixedBuffers
+from mingpt.train.figures import DelayedRead
 from mingpt.train.graphs import Graphs
+from mingpt.train.reporter import Reporter
 from mingpt.train.step import train_step
+from mingpt.world.lifetime import Lifetime, Phase
 
 
 @dataclass(frozen=True)
 class Run:
-    """One attempt. All processes call all of its functions.
+    """One attempt: what the loop calls. All processes call all of it, in the same order."""
 
-    batches: the tensors of this process's microbatches, step by step. start: the number of steps done before.
-    read: a step's figures; on CUDA, those of the step before. report: publishes them. check_skips: raises RolledBack or
-    UserError after too many skipped steps. evaluate(done, last): evaluates if due; whether the validation loss is the
-    lowest so far. metrics: what a snapshot stores beside the state; waits for the device. check_buffers: raises
-    UserError if buffers of a user's model have changed. leave_without_a_loss(done, last): ends without a snapshot,
-    which is a UserError at the run's end. ended(done, finished, digest): publishes the end. graphs: which microbatches
-    are replayed.
-    """
-
-    context: StepContext
-    batches: Iterator[Sequence[Tensor]]
-    checkpointer: Checkpointer
-    start: int
-    last_step: int
-    read: DelayedRead
-    report: Callable[[Figures], None]
-    check_skips: Callable[[Figures], None]
-    evaluate: Callable[[int, bool], bool]
-    metrics: Callable[[StepStats], Metrics]
-    check_buffers: Callable[[], None]
-    leave_without_a_loss: Callable[[int, bool], None]
-    ended: Callable[[int, bool, str | None], None]
-    ignore_signals: Callable[[], None]
-    graphs: Graphs | None = None
+    context: StepContext  # the model, its update, the world
+    hooks: Hooks  # what happens inside a step besides computing
+    batches: Iterator[Sequence[Tensor]]  # the tensors of this process's microbatches, step by step
+    start: int  # the number of steps done before
+    last_step: int  # train.max_steps
+    read: DelayedRead  # a step's figures; on CUDA one step late
+    reporter: Reporter  # publishes each step's figures, and the end
+    bad_steps: BadSteps  # ends the attempt after too many skipped steps, or with a loss that is not finite
+    evaluation: Evaluation  # evaluates if due, and knows the best validation loss
+    buffers: FixedBuffers  # those of a user's model, which must not have changed in what is stored
+    checkpointer: Checkpointer  # stores snapshots if due
+    lifetime: Lifetime  # how far this process has come, and its clock
+    graphs: Graphs | None = None  # which microbatches are replayed; None: none is
 
 
 def train(run: Run) -> int:
@@ -55,46 +48,54 @@ def train(run: Run) -> int:
 
     All processes decide alike, since each decides by figures and flags that the step's exchange has made equal.
     """
-    context, checkpointer = run.context, run.checkpointer
+    context, clock = run.context, run.lifetime.clock
     for step in range(run.start, run.last_step):
-        run.read.begin(context.device)
-        stats = train_step(context, step, run.batches, run.graphs)
-        done, last = step + 1, step + 1 == run.last_step
-        figures = run.read(done, stats, context.update.guard.skips)
-        flags = figures.flags
-        for known in (figures, run.read.last() if last or flags.stop else None):
-            if known and known.losses:  # on CUDA the first call has none
-                run.report(known)
-                run.check_skips(known)
-        best = run.evaluate(done, last)
-        with context.hooks.phase("snapshot"):
-            due = last or flags.stop or checkpointer.is_due(done, flags) or best
-            if due:
-                run.check_buffers()
+        done = step + 1
+        last = done == run.last_step
+        run.read.begin()
+        stats = train_step(context, step, run.batches, run.hooks, run.graphs)
+        ready = run.read.ready(done, stats, drain=last)
+        flags = ready[-1].flags if ready else Flags()  # on CUDA, after the first step nothing is known yet
+        for figures in ready:
+            if figures.step == run.start + 1:
+                # From now on, running out of memory may be temporary (exit code 70, retried): the first step has shown
+                # that the model fits. Before, it never will (64).
+                run.lifetime.phase = Phase.TRAINING
+                clock.enter("step")  # the first one is counted as "compile" if the model is compiled
+            run.reporter.step(figures)
+            run.bad_steps.check(figures)
+        best = run.evaluation.after_step(done, last)
+        with clock.within("snapshot"):
             if last or flags.stop:
-                return _end(run, done, _content(run, stats), last, flags.stop)
-            # A skipped step changed no weight: its snapshot would only push an older, good one out of snapshot.keep.
-            if due and context.update.skipped_in_a_row() == 0:
-                checkpointer.after_step(done, partial(_content, run, stats), flags, best)
+                run.buffers.check()
+                return _end(run, done, stats, last, flags.stop)
+            if run.checkpointer.is_due(done, flags, best):
+                run.buffers.check()
+                # A skipped step changed no weight: its snapshot would only push an older, good one out of
+                # snapshot.keep. Asking waits for the device, so it is asked only now.
+                if context.update.skipped_in_a_row() == 0:
+                    run.checkpointer.after_step(done, partial(_content, run, stats), flags, best)
     raise AssertionError("the last step returns")
 
 
 def _content(run: Run, stats: StepStats) -> Content:
     """What a snapshot after this step holds. Waits for the device."""
-    return run.context.state(), run.metrics(stats)
+    return run.context.state(), run.evaluation.metrics(stats)
 
 
-def _end(run: Run, done: int, content: Content, last: bool, stopping: bool) -> int:
+def _end(run: Run, done: int, stats: StepStats, last: bool, stopping: bool) -> int:
     """Store the attempt's last snapshot; returns FINISHED only if the run's last step is durable."""
-    digest = None
-    if content[1].loss is None:
-        run.leave_without_a_loss(done, last)
+    content, digest = _content(run, stats), None
+    _, metrics = content
+    if metrics.loss is None:
+        run.bad_steps.end_with_a_loss_that_is_not_finite(done, last)
     else:
         digest = run.checkpointer.last(done, content, stopping)
+    # Rank 0's answer: each process has waited for the commit with its own clock, and one alone may have given up.
     finished = bool(run.context.world.broadcast(last and digest is not None))
     run.checkpointer.close()
-    run.ended(done, finished, digest)
+    run.reporter.end(done, finished, digest)
     # Before the barrier: after it, the first process to exit makes its agent send SIGTERM to the others.
-    run.ignore_signals()
+    run.lifetime.ignore_signals()
     run.context.world.barrier()
     return FINISHED if finished else STOPPED

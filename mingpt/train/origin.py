@@ -22,15 +22,16 @@ from mingpt.observe.ledger import accounts, duration
 from mingpt.redact import printable, without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here
-from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.elsewhere import alone
 from mingpt.snapshot.format import VALIDATION, Kind, Manifest
 from mingpt.snapshot.restore import Put, Restored
+from mingpt.snapshot.tiers import Tiers
 from mingpt.train import resume
 from mingpt.train.bad_steps import rolled_back
 from mingpt.train.context import StepContext
 from mingpt.train.factory import build
 from mingpt.weights.reading import start_from
+from mingpt.world.clock import Clock
 from mingpt.world.world import World
 
 DYING_SECONDS = 5  # a process that was killed with its launcher frees its memory first
@@ -52,13 +53,13 @@ class Origin:
     best_val_loss: float
 
 
-def restore(config: Config, source: Source, context: StepContext, checkpointer: Checkpointer) -> Origin:
+def restore(config: Config, source: Source, context: StepContext, tiers: Tiers, clock: Clock) -> Origin:
     """Load the newest good snapshot; without one, draw initial weights, or read those of model.init_from.
 
     Raises UserError if the snapshot belongs to another experiment.
     """
     world = context.world
-    with context.hooks.phase("device"):  # it multiplies matrices, for which a GPU loads libraries
+    with clock.within("device"):  # it multiplies matrices, for which a GPU loads libraries
         numerics = fingerprint(config, world.device, source.sha256)
     mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
     if mixed and world.is_main:
@@ -72,14 +73,14 @@ def restore(config: Config, source: Source, context: StepContext, checkpointer: 
         begun.append(manifest)
         return take_over(manifest, config, source, context)
 
-    origin = Origin(checkpointer.restore(take), 0, numerics, [], resume.Changes(), math.inf)
+    origin = Origin(tiers.restore(take), 0, numerics, [], resume.Changes(), math.inf)
     if begun and not origin.loaded:  # parts of a damaged snapshot were taken over
         context.update.reset()
     if not origin.loaded and (begun or not isinstance(config.model, Own)):  # a user's own is drawn already
-        with context.hooks.phase("model"):
+        with clock.within("model"):
             context.model.load_state_dict(build(config, source.vocabulary.size).state_dict())
     if config.resume.changed and not origin.loaded and world.is_main:
-        where = checkpointer.store.url  # a fork's copy may have failed
+        where = tiers.store.url  # a fork's copy may have failed
         say(f"WARNING: resume.changed=true, but there is no snapshot in {where}: this run starts at step 1")
     if origin.loaded:
         _resume(origin, origin.loaded, config, source, world)
@@ -146,11 +147,9 @@ def another_running(config: Config) -> str:
     return f"{who} seems to be running: this attempt takes over"
 
 
-def claim_attempt(
-    config: Config, source: Source, origin: Origin, checkpointer: Checkpointer, world: World
-) -> RunRecord:
+def claim_attempt(config: Config, source: Source, origin: Origin, tiers: Tiers, world: World) -> RunRecord:
     """Take this attempt's number in run.dir. Raises UserError unless all who see run.dir see what rank 0 wrote."""
-    claims, home = list[Attempt](), checkpointer.home  # claims: stays empty in other processes than rank 0
+    claims, home = list[Attempt](), tiers.home  # claims: stays empty in other processes than rank 0
 
     def claim() -> int:
         parent = (origin.loaded.manifest.digest, origin.loaded.manifest.attempt) if origin.loaded else (None, 0)
@@ -174,7 +173,7 @@ def claim_attempt(
         "world_size": world.size,
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "numerics": origin.numerics,
-        "conditional_puts": world.run_on_main(lambda: checkpointer.store.conditional_puts),
+        "conditional_puts": world.run_on_main(lambda: tiers.store.conditional_puts),
     }
     if home.host:
         this_attempt["disk"] = home.host

@@ -1,24 +1,14 @@
 """Opens the observers of an attempt, and publishes its events: its start, each step, its end."""
 
 import socket
-import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
 
 import torch
-from rich.console import Console
 
-from mingpt.compute.batches import BatchPlan
-from mingpt.compute.mixture import MixedPlan
-from mingpt.compute.numerics import slow_precision
-from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
-from mingpt.console import counted, say
-from mingpt.data.mixture import MixedSamples
-from mingpt.data.source import Source, sampled_split
-from mingpt.data.windows import WindowDataset
+from mingpt.console import say
+from mingpt.data.source import Source
 from mingpt.model.language import LanguageModel
-from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptFailed,
@@ -29,24 +19,15 @@ from mingpt.observe.events import (
     SnapshotLost,
     StepDone,
 )
-from mingpt.observe.jsonl import MetricsLog
-from mingpt.observe.ledger import STARTING, Accountant
-from mingpt.observe.live import LiveLine
-from mingpt.observe.notify import Alarms, notify
-from mingpt.observe.own import OwnObserver
-from mingpt.observe.profile import Profile
+from mingpt.observe.ledger import STARTING
+from mingpt.observe.notify import notify
 from mingpt.observe.speed import flops_per_token, peak_flops, peak_memory
-from mingpt.observe.stragglers import Stragglers
-from mingpt.observe.trace import SameBits, Trace
-from mingpt.observe.trackers import open_trackers
 from mingpt.redact import without_secrets
-from mingpt.snapshot.attempts import RunRecord
-from mingpt.snapshot.checkpointer import Checkpointer
+from mingpt.train.announcing import announce
 from mingpt.train.context import StepContext
-from mingpt.train.evaluation import evaluated_part
 from mingpt.train.figures import Figures
 from mingpt.world.failures import classify
-from mingpt.world.lifetime import Lifetime, Phase
+from mingpt.world.lifetime import Lifetime
 
 
 class Pace:
@@ -103,30 +84,15 @@ class Reporter:
             host=socket.gethostname(),
         )
         self.observers.publish(event)
-        if not self.world.is_main:
-            return
-        plan, world, model = self.context.plan, self.world, self.context.model
-        least = f"{plan.micro_size >> len(plan.double_at)} to " if plan.double_at else ""
-        say(
-            f"attempt {self.attempt}: steps {self.start + 1} to {self.train.max_steps}, "
-            f"{counted(world.size, 'process')} on {device.type} ({world.backend}), "
-            f"{counted(plan.microbatches, 'microbatch')} of {least}{plan.micro_size} x {self.config.model.block_size} "
-            f"tokens, {sum(p.numel() for p in model.parameters()):,} parameters"
-        )
-        if self.config.reduce == "fast":
-            say("reduce=fast: equal bits for another number of processes are not promised")
-        for line in (slow_precision(self.config, device), *proportions(plan, source, self.config)):
-            if line:
-                say(line)
+        if self.world.is_main:
+            announce(self.config, self.context, source, self.attempt, self.start)
 
     def step(self, figures: Figures) -> None:
         clock, self.done = self.lifetime.clock, figures.step
         if self.done == self.start + 1:
-            self.lifetime.phase = Phase.TRAINING
             if self.world.is_main:
                 parts = {name: clock.seconds(name) for name in STARTING} | {"first step": figures.seconds}
                 say("start: " + ", ".join(f"{part} {spent:.2f} s" for part, spent in parts.items() if spent > 0.005))
-            clock.enter("step")  # the first one is counted as "compile" if the model is compiled
             self.pace.mark(self.done, self.context.plan.seen(self.done), self._awake())
         if self.world.is_main and not figures.tokens:
             say(f"WARNING: step {self.done}: no target of its samples counts: its loss says nothing, nothing is learnt")
@@ -172,6 +138,15 @@ class Reporter:
         self.lifetime.ending = True
         self.observers.publish(AttemptEnded(done, finished, digest))
 
+    def committed(self, step: int, digest: str, seconds: float) -> None:
+        self.observers.publish(SnapshotCommitted(step, digest, seconds))
+
+    def committed_hot(self, step: int) -> None:
+        self.observers.publish(HotCommitted(step))
+
+    def lost(self, step: int, in_a_row: int, reason: str) -> None:
+        self.observers.publish(SnapshotLost(step, in_a_row, reason))
+
     def failed(self, error: BaseException) -> None:
         self.lifetime.ending = True
         failure = classify(error, self.lifetime.phase)
@@ -184,99 +159,3 @@ class Reporter:
             self.failed(error)
         else:
             notify(self.config.health.notify, "hang", str(error), self.config.run.name, self.attempt, self.done)
-
-
-def begin_snapshots(checkpointer: Checkpointer, record: RunRecord, observers: Observers) -> None:
-    """Have snapshots written, and what becomes of them published."""
-    checkpointer.begin(
-        record,
-        committed=lambda *what: observers.publish(SnapshotCommitted(*what)),
-        committed_hot=lambda step: observers.publish(HotCommitted(step)),
-        lost=lambda *what: observers.publish(SnapshotLost(*what)),
-    )
-
-
-def open_observers(config: Config, record: RunRecord, context: StepContext, lifetime: Lifetime) -> Observers:
-    """The observers of rank 0; none in other processes. Called by all processes."""
-    world = context.world
-    hosts = world.gather(socket.gethostname())
-    if not world.is_main:
-        return Observers([], say)
-    run_dir, price = config.run.dir, config.run.price_per_hour
-    live, hook, steps = live_line(), config.health.notify, config.profile.steps
-    metrics = MetricsLog(run_dir, record.attempt, say)
-    observers = Observers(
-        [
-            SameBits(config, record, metrics.write, lambda event: observers.publish(event), say),
-            *([Alarms(hook, config.run.name, record.attempt, say)] if hook else []),
-            *live,
-            ConsoleLines(config.train.max_steps, say, live=bool(live)),
-            Trace(run_dir, record.attempt, say),
-            metrics,
-            *stragglers(config, context, hosts),
-            Accountant(run_dir, lifetime.clock, price, say),
-            *([Profile(steps, run_dir, record.attempt, world.device.type == "cuda", say)] if steps else []),
-            *open_trackers(config, record, say),
-            *(OwnObserver(own, say, run_dir=run_dir, attempt=record.attempt) for own in config.observers),
-        ],
-        say,
-    )
-    return observers
-
-
-def stragglers(config: Config, context: StepContext, hosts: Sequence[str]) -> list[Stragglers]:
-    ratio = config.health.straggler_ratio
-    if not ratio or len(hosts) == 1:
-        return []
-    counts = [*map(len, shares(*context.world.shape, context.plan.microbatches))]
-    return [Stragglers(hosts, counts, ratio, say)]
-
-
-def live_line() -> list[LiveLine]:
-    """The live display, if somebody looks: on a terminal, and not in a log."""
-    console = Console(file=sys.stdout)
-    return [LiveLine(console)] if sys.stdout.isatty() and not console.is_dumb_terminal else []
-
-
-MANY_EPOCHS = 50  # with more, a model memorises its data
-
-
-def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str]:
-    """One line of figures of each data set, and a WARNING for each that looks like an error."""
-    steps = config.train.max_steps
-    sets = [("", source.train, plan.seen(steps) / steps)]
-    if isinstance(plan, MixedPlan) and isinstance(source.train, MixedSamples):
-        shown = zip(source.train.parts, plan.shown(steps), strict=True)
-        sets = [(f" of {key}", samples, number / steps) for (key, _, samples), number in shown]
-    for of, samples, taken in sets:
-        what, size = "samples", len(samples)
-        if isinstance(samples, WindowDataset):  # its samples overlap, so tokens are counted
-            what, size, taken = "tokens", samples.stop - samples.start, taken * config.model.block_size
-        epochs = steps * taken / size
-        yield (
-            f"data: {count(size)} {what}{of}, {count(round(taken))} a step, "
-            f"{epochs:,.{1 if epochs < 100 else 0}f} epochs"
-        )
-        if epochs > MANY_EPOCHS:
-            yield (
-                f"WARNING: {epochs:,.0f} epochs{of}: a model that sees its data so often learns it by heart: take more "
-                f"data, or lower train.max_steps"
-            )
-    if len(split := source.validation):
-        part, total = evaluated_part(split, config.train.eval_batches), sampled_split(split).size
-        every = min(config.train.eval_every or steps, steps)
-        work = len(part) / (3 * every * plan.microbatches)  # forward alone is a third of a step
-        which = f"all {total:,}" if part.size == total else f"{part.size:,} of {total:,}"
-        yield (
-            f"validation: {which} samples every {counted(every, 'step')}, about {work / (1 + work):.0%} of the time "
-            f"(train.eval_batches)"
-        )
-    if config.schedule.warmup_steps >= config.train.max_steps:
-        yield (
-            f"WARNING: schedule.warmup_steps={config.schedule.warmup_steps}, but train.max_steps="
-            f"{config.train.max_steps}: the learning rate never reaches optimizer.lr"
-        )
-
-
-def count(number: int) -> str:
-    return f"{number / 1e9:,.1f} G" if number >= 1e9 else f"{number / 1e6:,.1f} M" if number >= 1e6 else f"{number:,}"

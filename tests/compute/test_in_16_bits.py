@@ -11,8 +11,8 @@ from config_kit import configured
 from mingpt.compute.buckets import Bucket, make_buckets
 from mingpt.compute.exchange import narrow_names, pack
 from mingpt.config.kinds import KINDS
-from mingpt.train.assemble import context_of
 from mingpt.train.factory import build
+from mingpt.train.setup import context_of
 from snapshot_kit import ALONE
 
 BF16, FP16 = torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.float16)
