@@ -15,7 +15,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.observe.console import ConsoleLines
 from mingpt.redact import without_secrets
 from mingpt.train.attempt import agree_on_inputs, report_failure
-from mingpt.train.evaluation import Figures, byte_lengths, evaluate
+from mingpt.train.evaluation import EvalResult, byte_lengths, evaluate
 from mingpt.world.env import Env
 from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime
@@ -67,7 +67,7 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
         return report_failure(error, lifetime)
 
 
-def as_dict(figures: Figures) -> dict[str, Any]:
+def as_dict(figures: EvalResult) -> dict[str, Any]:
     """The figures that were measured, for JSON."""
     everything = {
         "loss": figures.loss,
@@ -84,11 +84,11 @@ def as_dict(figures: Figures) -> dict[str, Any]:
     return shown | ({"parts": parts} if parts else {})
 
 
-def perplexity(figures: Figures) -> float:
+def perplexity(figures: EvalResult) -> float:
     return math.exp(figures.loss) if figures.loss < 700 else math.inf
 
 
-def as_text(figures: Figures) -> str:
+def as_text(figures: EvalResult) -> str:
     lines = [
         f"loss           {figures.loss:.4f} nats a token ({figures.targets:,.0f} tokens)",
         f"perplexity     {perplexity(figures):.4f}",

@@ -55,12 +55,17 @@ class StepContext:
     """What a step computes with, besides its number and its data."""
 
     model: nn.Module
-    update: Update  # the optimizer, with all state besides the weights
-    plan: BatchPlan  # which samples a step shows; replaced when batches are dropped
-    autocast: Any  # the context manager of config.precision
+    # The optimizer, which has all state besides the weights.
+    update: Update
+    # Which samples a step shows. Another one takes its place when batches are dropped.
+    plan: BatchPlan
+    # The context manager of config.precision.
+    autocast: Any
     world: World
-    reduction: ExactReduction | FastReduction  # the sum of the gradients
-    stats: StatsExchange  # what processes tell each other besides gradients
+    # The sum of the gradients.
+    reduction: ExactReduction | FastReduction
+    # What processes tell each other in a step besides gradients.
+    stats: StatsExchange
 
     @property
     def device(self) -> torch.device:
@@ -81,6 +86,7 @@ class StepContext:
     def state(self) -> SharedState:
         """All state of the run; the tensors themselves, not copies."""
         weights: dict[str, Tensor | Sliced] = self.model.state_dict()
+        # What the gather in 16 bits leaves of a weight in this process is not its value: the slices' float32 are.
         for packing in self.update.weight_gather.in_16_bits.values():
             weights |= packing.sliced_weights()
         return {"model": weights, "optimizer": self.update.state()}
@@ -99,7 +105,8 @@ def make_context(
     own: makes the user's own optimizer.
     """
     model.to(world.device)
-    named, role_of = trainable(model), roles(model)
+    named = trainable(model)
+    role_of = roles(model)
     buckets = make_buckets(named, muon_names(config.optimizer.name, role_of), world, config.shards)
     # Nobody knows what a user's model reads in float32, even if its class derives from one of ours.
     narrow = set[str]() if isinstance(config.model, Own) else narrow_names(model, autocast)

@@ -28,19 +28,30 @@ from mingpt.world.lifetime import Lifetime, Phase
 class Run:
     """One attempt: what the loop calls. All processes call all of it, in the same order."""
 
-    context: StepContext  # the model, its update, the world
-    hooks: Hooks  # what happens inside a step besides computing
-    batches: Iterator[Sequence[Tensor]]  # the tensors of this process's microbatches, step by step
-    start: int  # the number of steps done before
-    last_step: int  # train.max_steps
-    read: DelayedRead  # a step's figures; on CUDA one step late
-    reporter: Reporter  # publishes each step's figures, and the end
-    bad_steps: BadSteps  # ends the attempt after too many skipped steps, or with a loss that is not finite
-    evaluation: Evaluation  # evaluates if due, and knows the best validation loss
-    buffers: FixedBuffers  # those of a user's model, which must not have changed in what is stored
-    checkpointer: Checkpointer  # stores snapshots if due
-    lifetime: Lifetime  # how far this process has come, and its clock
-    graphs: Graphs | None = None  # which microbatches are replayed; None: none is
+    # What a step computes with: the model, its update, the world.
+    context: StepContext
+    # What happens inside a step besides computing.
+    hooks: Hooks
+    # The tensors of this process's microbatches, step by step.
+    batches: Iterator[Sequence[Tensor]]
+    # Steps done before this attempt, and train.max_steps.
+    start: int
+    last_step: int
+    # A step's figures as numbers; on CUDA one step late.
+    read: DelayedRead
+    # Publishes each step's figures, and the attempt's end.
+    reporter: Reporter
+    # Ends the attempt after too many skipped steps in a row, or with a loss that is not finite.
+    bad_steps: BadSteps
+    # Evaluates if due. The best validation loss is no state: it follows from the evaluations.
+    evaluation: Evaluation
+    # Those of a user's model: what is stored must not have others.
+    buffers: FixedBuffers
+    checkpointer: Checkpointer
+    # How far this process has come, whether it is asked to stop, and its clock.
+    lifetime: Lifetime
+    # Which microbatches are replayed as a CUDA graph; None: none is.
+    graphs: Graphs | None = None
 
 
 def train(run: Run) -> int:
@@ -64,9 +75,11 @@ def train(run: Run) -> int:
                 clock.enter("step")  # the first one is counted as "compile" if the model is compiled
             run.reporter.step(figures)
             run.bad_steps.check(figures)
+        # Before the snapshot: the validation loss is committed with the weights that it is of.
         best = run.evaluation.after_step(done, last)
         with clock.within("snapshot"):
             if last or flags.stop:
+                # "Asked to stop" came with the exchange of a step, so all processes leave the loop after the same one.
                 run.buffers.check()
                 return _end(run, done, stats, last, flags.stop)
             if run.checkpointer.is_due(done, flags, best):
@@ -91,7 +104,7 @@ def _end(run: Run, done: int, stats: StepStats, last: bool, stopping: bool) -> i
         run.bad_steps.end_with_a_loss_that_is_not_finite(done, last)
     else:
         digest = run.checkpointer.last(done, content, stopping)
-    # Rank 0's answer: each process has waited for the commit with its own clock, and one alone may have given up.
+    # One answer for all: FINISHED is never retried, and STOPPED always is.
     finished = bool(run.context.world.broadcast(last and digest is not None))
     run.checkpointer.close()
     run.reporter.end(done, finished, digest)

@@ -40,16 +40,19 @@ SEEN_SECONDS = 60  # an attempt on another machine that has noted something sinc
 
 @dataclass
 class Origin:
-    """What an attempt resumes from.
+    """What an attempt resumes from."""
 
-    loaded: a snapshot; None: this is a new run. numerics: this attempt's fingerprint. history: of the attempts before.
-    """
-
+    # A snapshot; None: this is a new run.
     loaded: Restored | None
+    # Steps done before.
     step: int
+    # This attempt's fingerprint: what its bits depend on besides config and step.
     numerics: dict[str, Any]
+    # An entry for each of the attempts that led to the snapshot.
     history: list[dict[str, Any]]
+    # Settings that affect the result and have changed since the snapshot.
     changes: resume.Changes
+    # Of the run so far; infinite before the first evaluation, or if evaluations take other samples now.
     best_val_loss: float
 
 
@@ -61,12 +64,16 @@ def restore(config: Config, source: Source, context: StepContext, tiers: Tiers, 
     world = context.world
     with clock.within("device"):  # it multiplies matrices, for which a GPU loads libraries
         numerics = fingerprint(config, world.device, source.sha256)
-    mixed = [d for other in world.gather(numerics) for d in differences(numerics, other)]
+    # A warning, no error: two kinds of GPU may train together, and only the promise of equal bits is lost.
+    mixed = set[str]()
+    for other in world.gather(numerics):
+        mixed |= {*differences(numerics, other)}
     if mixed and world.is_main:
         say(
-            f"WARNING: the processes have different numerics ({', '.join(sorted(set(mixed)))}): the bits of the result "
+            f"WARNING: the processes have different numerics ({', '.join(sorted(mixed))}): the bits of the result "
             f"depend on which process computes what"
         )
+    # Snapshots of which parts were taken over. The last one may have turned out damaged, after some of its parts.
     begun = list[Manifest]()
 
     def take(manifest: Manifest) -> Put:
@@ -74,9 +81,10 @@ def restore(config: Config, source: Source, context: StepContext, tiers: Tiers, 
         return take_over(manifest, config, source, context)
 
     origin = Origin(tiers.restore(take), 0, numerics, [], resume.Changes(), math.inf)
-    if begun and not origin.loaded:  # parts of a damaged snapshot were taken over
+    if begun and not origin.loaded:
         context.update.reset()
-    if not origin.loaded and (begun or not isinstance(config.model, Own)):  # a user's own is drawn already
+    # A user's own model is drawn when it is built; the package's only here, since most starts have a snapshot.
+    if not origin.loaded and (begun or not isinstance(config.model, Own)):
         with clock.within("model"):
             context.model.load_state_dict(build(config, source.vocabulary.size).state_dict())
     if config.resume.changed and not origin.loaded and world.is_main:
@@ -84,6 +92,7 @@ def restore(config: Config, source: Source, context: StepContext, tiers: Tiers, 
         say(f"WARNING: resume.changed=true, but there is no snapshot in {where}: this run starts at step 1")
     if origin.loaded:
         _resume(origin, origin.loaded, config, source, world)
+        # Batches of rollbacks since that attempt: the snapshot is older than they are, so its state has none of them.
         context.drop(rolled_back(config, origin.loaded.manifest.attempt, world))
     elif isinstance(context.model, LanguageModel) and (url := getattr(config.model, "init_from", None)):
         numerics["init_from"] = start_from(context.model, url, source.vocabulary, world)
@@ -109,6 +118,7 @@ def take_over(manifest: Manifest, config: Config, source: Source, context: StepC
 def _resume(origin: Origin, loaded: Restored, config: Config, source: Source, world: World) -> None:
     manifest = loaded.manifest
     origin.step, origin.history = manifest.step, manifest.history
+    # A best loss of other samples would never be reached, or at once: "best" snapshots would be kept for nothing.
     other = resume.other_validation(manifest, config, source)
     if manifest.metrics.best_val_loss is not None and not other:
         origin.best_val_loss = manifest.metrics.best_val_loss
@@ -127,8 +137,12 @@ def another_running(config: Config) -> str:
     if newest is None or newest.by != TRAIN:
         return ""
     account = next((a for a in accounts(config.run.dir) if a.attempt == newest.number), None)
-    silent, alive = time.time() - account.until if account else 0.0, runs_here(newest)
-    deadline = time.monotonic() + (0 if config.resume.take_over or (account and account.end) else DYING_SECONDS)
+    silent = time.time() - account.until if account else 0.0
+    # None: that attempt's process was on another machine, where only its notes tell whether it still runs.
+    alive = runs_here(newest)
+    # A launcher that restarts its workers at once meets those that it has killed.
+    no_wait = config.resume.take_over or (account and account.end)
+    deadline = time.monotonic() + (0 if no_wait else DYING_SECONDS)
     while alive and time.monotonic() < deadline:
         time.sleep(0.1)
         alive = runs_here(newest)
@@ -149,7 +163,8 @@ def another_running(config: Config) -> str:
 
 def claim_attempt(config: Config, source: Source, origin: Origin, tiers: Tiers, world: World) -> RunRecord:
     """Take this attempt's number in run.dir. Raises UserError unless all who see run.dir see what rank 0 wrote."""
-    claims, home = list[Attempt](), tiers.home  # claims: stays empty in other processes than rank 0
+    home = tiers.home
+    claims = list[Attempt]()  # stays empty in other processes than rank 0
 
     def claim() -> int:
         parent = (origin.loaded.manifest.digest, origin.loaded.manifest.attempt) if origin.loaded else (None, 0)

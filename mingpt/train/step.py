@@ -45,7 +45,8 @@ def train_step(
                 loss, count = model(*tensors)
         losses.append(loss.detach())
         tokens.append(count)
-        if last:  # all figures but the gradients are known; they are sent while backward computes
+        if last:
+            # All figures but the gradients are known. They are sent while backward computes, which costs no time.
             context.stats.start(losses, tokens, hooks.flags(), hooks.times())
         if graph:
             graph.add(microbatch, last)
@@ -53,7 +54,7 @@ def train_step(
         # Autograd's hooks add each gradient to the sum as soon as it is there, so this comes before backward.
         reduction.expect(microbatch, last)
         if loss.requires_grad:  # otherwise the microbatch uses no parameter, and its gradients are zeros
-            # Outside of autocast: a kernel of backward takes the type that its forward had.
+            # Outside of autocast, as torch asks: backward takes the types that forward had.
             update.scaled(loss).backward()
         del loss  # and what autograd knows of it: a capture must not find that
     with hooks.phase("exchange"):
