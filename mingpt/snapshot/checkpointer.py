@@ -44,7 +44,8 @@ class Checkpointer:
     statistics."""
 
     durable_writer: SnapshotWriter
-    hot_writer: SnapshotWriter | None  # None: this node keeps no hot snapshots
+    # None: this node keeps no hot snapshots.
+    hot_writer: SnapshotWriter | None
 
     def __init__(
         self,
@@ -70,9 +71,12 @@ class Checkpointer:
         self.stable_until = config.schedule.stable_until
         self.timeout = config.world.timeout_seconds
         self._sliced = config.shards and self.world.size > 1
-        self._last = time.monotonic()  # when the last durable snapshot was started
+        # When the last durable snapshot was started, for snapshot.every_seconds.
+        self._last = time.monotonic()
+        # Whether `close` leaves the hot snapshots: what they have is not durable.
         self._keep_hot = False
-        self._unmarked = False  # a marker could not be written
+        # A marker could not be written, which is said once.
+        self._unmarked = False
         self._note_home()
         # A process with nothing to write waits for one that may be waiting for the store. With equal limits the group
         # could time out in the moment in which that one reports.
@@ -158,7 +162,7 @@ class Checkpointer:
         try:
             Marker(self.run_id, home.host, self.attempt, step).write(self.tiers.run_dir)
         except (UserError, TransientError) as error:
-            self._unmarked = True  # said once
+            self._unmarked = True
             self.log(f"on which node's disk this run lives could not be noted on this node: {error}")
 
     def _note_base(self, step: int, digest: str | None) -> None:
@@ -172,9 +176,10 @@ class Checkpointer:
 
     def flags(self, stop: bool) -> Flags:
         """This process's flags. stop: whether it is asked to stop."""
+        # Here, before the exchange, so that one process and many decide in the same way about a writer that hangs.
         for writer in (self.durable_writer, self.hot_writer):
             if writer is not None:
-                writer.fail_if_it_hangs()  # here, so that one process and many decide it in the same way
+                writer.fail_if_it_hangs()
         every = self.settings.every_seconds
         return Flags(
             stop=stop,
@@ -249,7 +254,10 @@ class Checkpointer:
         Time is limited by snapshot.grace_seconds or a cloud's notice, and only when the attempt was asked to stop. Then
         the hot snapshot is started first, since that is fast.
         """
-        limits = [self.settings.grace_seconds, *self.world.gather(self.notice_seconds())] if stopping else []
+        limits = list[float]()
+        if stopping:
+            # A cloud's notice comes to one machine, but a snapshot needs all: the shortest time holds for all.
+            limits = [self.settings.grace_seconds, *self.world.gather(self.notice_seconds())]
         grace = min(filter(None, limits), default=0)
         if not grace:
             return self.durable_writer.save(step, *content)
@@ -265,7 +273,7 @@ class Checkpointer:
         except SnapshotFailed as error:
             why = str(error)
         except TimeoutError:
-            pass
+            pass  # `why` says it
         finally:  # also if the store raises: the step must stay in this node's memory
             in_memory = in_memory and self._wait_for_hot()
         # Each process has its own deadline. If one of them has seen the commit, the snapshot is durable for all.
@@ -314,6 +322,7 @@ class Checkpointer:
 
         Returns the newest durable step, 0 if there is none. Called by all processes.
         """
+        # It may be the good one that the run goes back to. If it takes too long, an older one is as good.
         with suppress(TimeoutError):
             self.durable_writer.wait_until_idle(self.timeout)
         self._keep_hot = True
@@ -324,6 +333,7 @@ class Checkpointer:
         if self.hot_writer:
             with suppress(TimeoutError):
                 self.hot_writer.wait_until_idle(SPARE_SECONDS)
+        # A process that is still writing its share of a hot snapshot would find its folder gone.
         self.world.barrier()
         if self.hot_writer and not self._keep_hot and self.hot_writer.world.is_main:
             hot.remove(self.hot_writer.store)

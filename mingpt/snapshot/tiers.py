@@ -36,10 +36,14 @@ def newest(config: Config) -> int:
 class Tiers:
     """Where the snapshots of a run lie, and what an attempt finds there."""
 
-    store: Store  # the durable ones
-    hot_store: Store | None  # those in this node's memory; None: this node keeps none
-    base: Newest  # the newest durable snapshot, which hot ones must continue to count
-    home: Home  # which processes see run.dir and snapshot.dir
+    # The durable ones.
+    store: Store
+    # Those in this node's memory; None: this node keeps none.
+    hot_store: Store | None
+    # The newest durable snapshot. Hot ones that do not continue it are of a past that was set aside or overtaken.
+    base: Newest
+    # Which processes see run.dir and snapshot.dir as rank 0 does.
+    home: Home
 
     def __init__(
         self, config: Config, world: World, state_bytes: int, log: Callable[[str], None], home: Home | None = None

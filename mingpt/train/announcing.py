@@ -44,8 +44,11 @@ def proportions(plan: BatchPlan, source: Source, config: Config) -> Iterator[str
         sets = [(f" of {key}", samples, number / steps) for (key, _, samples), number in shown]
     for of, samples, taken in sets:
         what, size = "samples", len(samples)
-        if isinstance(samples, WindowDataset):  # its samples overlap, so tokens are counted
-            what, size, taken = "tokens", samples.stop - samples.start, taken * config.model.block_size
+        if isinstance(samples, WindowDataset):
+            # A window begins at each token, so there are about as many samples as tokens: those say nothing of epochs.
+            what = "tokens"
+            size = samples.stop - samples.start
+            taken *= config.model.block_size
         epochs = steps * taken / size
         yield (
             f"data: {count(size)} {what}{of}, {count(round(taken))} a step, "

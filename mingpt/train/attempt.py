@@ -33,6 +33,7 @@ PRINT_SECONDS = 10  # time for the node's main process to find and print the sam
 
 def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     """Train; returns the exit code. arguments: the config's overrides."""
+    # From here on each second of the process belongs to a named part of a start, which the first step's line tells.
     lifetime.clock.enter("data")
     config: Config | None = None
     try:
@@ -45,11 +46,13 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         Env.read(check=True)  # after the config's problems, which are the user's first
         if env.launched and not env.ours:
             compose.refuse_the_time(arguments)
+        # A thread opens the GPU while the data are opened and the model is built: both take seconds.
         opening = Opening(config.world, env.local_rank)
         watched = notice.watch(config.world.notice, say)
         source = _open_data(config)
         with lifetime.clock.within("model"):
             model = build(config, source.vocabulary.size, drawn=False)
+        # Only a check: a prompt that can't be spelled should end the run here, not at its first text.
         if config.train.sample_every:
             sample_prompt(config, source.vocabulary)
         lifetime.clock.enter("device")
@@ -69,6 +72,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
                 code = report_failure(error, lifetime, config)
                 lifetime.failed(error)
                 raise ReportedFailure(code) from error
+    # Nothing but the loop's own end returns 0: sys.exit(0) in a user's model was a finished run.
     except ReportedFailure as failure:
         return failure.code
     except SystemExit as error:

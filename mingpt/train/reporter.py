@@ -49,26 +49,35 @@ class Pace:
 
 
 class Reporter:
-    """Remembers the last logged steps and the training time up to them, from which the next averages follow.
+    """Publishes an attempt's events, and computes the averages that a step's event has.
 
-    The training time is the sum of the steps' own seconds, whenever they are read, without what came between them.
-
-    peak: tokens a second if all devices did what they can; None: not known.
+    It hears from the checkpointer, too, in that one's threads (`snapshot.checkpointer.Listener`).
     """
 
     def __init__(
         self, config: Config, observers: Observers, context: StepContext, lifetime: Lifetime, start: int, attempt: int
     ) -> None:
-        self.config, self.observers, self.context, self.lifetime = config, observers, context, lifetime
-        self.train, self.world, self.update, self.attempt = config.train, context.world, context.update, attempt
-        self.start, self.done = start, start
-        self.trained = 0.0  # seconds of the steps so far
-        self.marks = deque([(start, 0.0)], maxlen=2)  # logged steps, and the seconds of training up to them
+        self.config, self.train = config, config.train
+        self.observers = observers
+        self.context, self.world, self.update = context, context.world, context.update
+        self.lifetime = lifetime
+        self.attempt = attempt
+        # Steps done before this attempt, and so far.
+        self.start = start
+        self.done = start
+        # Seconds of the steps so far: the sum of their own, whenever they are read, without what came between them.
+        self.trained = 0.0
+        # The last two logged steps, and the seconds of training up to them. Averages are over what came since.
+        self.marks = deque([(start, 0.0)], maxlen=2)
+        # So long that each window has an evaluation and a snapshot: by the last steps' speed alone, the time left
+        # jumped between 7 and 9 hours.
         self.pace = Pace(max(100, self.train.eval_every, config.snapshot.every_steps))
-        flops = peak_flops(context.device, config.precision)
+        # Tokens a second if all devices did what they can; None: not known.
         self.peak = None
+        flops = peak_flops(context.device, config.precision)
         if flops and isinstance(context.model, LanguageModel):
-            shape, parameters = context.model.config, sum(p.numel() for p in context.model.parameters())
+            shape = context.model.config
+            parameters = sum(p.numel() for p in context.model.parameters())
             cost = flops_per_token(parameters, shape.n_layer, shape.n_embd, shape.block_size)
             self.peak = flops * self.world.size / cost
 
@@ -88,7 +97,9 @@ class Reporter:
             announce(self.config, self.context, source, self.attempt, self.start)
 
     def step(self, figures: Figures) -> None:
-        clock, self.done = self.lifetime.clock, figures.step
+        """Publish a step's figures. On CUDA it is called during the step after it."""
+        clock = self.lifetime.clock
+        self.done = figures.step
         if self.done == self.start + 1:
             if self.world.is_main:
                 parts = {name: clock.seconds(name) for name in STARTING} | {"first step": figures.seconds}
@@ -101,13 +112,17 @@ class Reporter:
             self.observers.publish(self._done(figures))
 
     def _done(self, figures: Figures) -> StepDone:
-        step, last, trained, plan = figures.step, self.train.max_steps, self.trained, self.context.plan
+        plan, trained = self.context.plan, self.trained
+        step, last = figures.step, self.train.max_steps
         logged = step % self.train.log_every == 0 or step == last
-        before, seconds = self.marks[-1 if logged else 0]  # not logged: a longer time, so that a display is steady
+        # Since the last logged step; of a step that is not logged over a longer time, so that a display is steady.
+        before, seconds = self.marks[-1 if logged else 0]
         step_seconds = (trained - seconds) / (step - before)
         if logged:
             self.marks.append((step, trained))
-        block, done = self.config.model.block_size, plan.seen(step)
+        block = self.config.model.block_size
+        # Samples, not steps: with batch.double_at a step's size changes.
+        done = plan.seen(step)
         speed = (done - plan.seen(before)) * block / (trained - seconds)
         awake = self._awake()
         pace = self.pace.of(done, awake) or block / speed
@@ -135,6 +150,7 @@ class Reporter:
         return sum(self.lifetime.clock.account().values()) - self.lifetime.clock.paused()
 
     def end(self, done: int, finished: bool, digest: str | None) -> None:
+        # For the watchdog: observers have a limit of their own at the end, and one that takes it is no hang.
         self.lifetime.ending = True
         self.observers.publish(AttemptEnded(done, finished, digest))
 

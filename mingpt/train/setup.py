@@ -63,7 +63,8 @@ def place_model(config: Config, source: Source, model: nn.Module, world: World) 
         give_memory(model, world.device)
     model.to(world.device)
     if isinstance(config.model, Own):
-        first = source.train[list(range(min(config.batch.micro_size, len(source.train))))]
+        samples = range(min(config.batch.micro_size, len(source.train)))
+        first = source.train[list(samples)]
         with autocast_for(config, world.device):
             try_out(model, config.model, [x.to(world.device) for x in first])
     prepare(config, model)
@@ -71,8 +72,10 @@ def place_model(config: Config, source: Source, model: nn.Module, world: World) 
 
 def context_of(config: Config, source: Source, model: nn.Module, world: World) -> StepContext:
     """Make what computes the steps of this config. Call `place_model` first."""
-    batch = config.batch  # only with batch.per_process_size does its size depend on the world
-    sizes = len(source.train), config.seed, config.global_size(world.size), batch.micro_size, tuple(batch.double_at)
+    batch = config.batch
+    # Only with batch.per_process_size does the global size depend on the world.
+    global_size = config.global_size(world.size)
+    sizes = len(source.train), config.seed, global_size, batch.micro_size, tuple(batch.double_at)
     plan = MixedPlan(*sizes, mixture=source.mixture) if source.mixture else BatchPlan(*sizes)
     own = partial(OwnUpdate, config.optimizer) if isinstance(config.optimizer, Own) else None
     return make_context(config, model, plan, world, autocast_for(config, world.device), own)
@@ -81,7 +84,9 @@ def context_of(config: Config, source: Source, model: nn.Module, world: World) -
 def equalize(context: StepContext) -> None:
     """Take rank 0's weights and tables: each process has computed its own, which may differ between machines."""
     model, world = context.model, context.world
+    # The same seed gives the same bits on equal machines only, and what differs here would differ in all steps.
     world.take_from_main([*model.parameters(), *model.buffers()])
+    # Now, since torch's allocator may hold the rest of the GPU later, and gives nothing back when NCCL asks.
     if world.size > 1 and world.comm_device.type == "cuda":
         update = context.update
         warm_up(world, max(len(bucket.weights) for bucket in update.buckets), bool(update.of_muon or update.own))
