@@ -14,7 +14,8 @@ from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.console import ConsoleLines
 from mingpt.redact import without_secrets
-from mingpt.train.attempt import agree_on_inputs, report_failure
+from mingpt.train.agreeing import agree_on_inputs
+from mingpt.train.attempt import report_failure
 from mingpt.train.evaluation import EvalResult, byte_lengths, evaluate
 from mingpt.world.env import Env
 from mingpt.world.joining import join

@@ -4,11 +4,8 @@ import json
 import os
 import socket
 import traceback
-from hashlib import sha256
 
-from mingpt.compute.numerics import differences
 from mingpt.config import compose
-from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
 from mingpt.config.configfile import overrides_line
 from mingpt.config.schema import Config
@@ -18,6 +15,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.home import HomeSearch
 from mingpt.train import assemble
+from mingpt.train.agreeing import agree_on_inputs
 from mingpt.train.evaluation import sample_prompt
 from mingpt.train.factory import build
 from mingpt.world import notice
@@ -26,7 +24,6 @@ from mingpt.world.failures import classify
 from mingpt.world.joining import Opening, ReportedFailure, join
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.platforms import require_launcher
-from mingpt.world.world import World
 
 PRINT_SECONDS = 10  # time for the node's main process to find and print the same user error
 
@@ -112,26 +109,3 @@ def report_failure(error: BaseException, lifetime: Lifetime, config: Config | No
     where = f"rank {env.rank} on {socket.gethostname()}: " if env.rank else ""
     complain(f"error: {where}{failure.reason}")
     return failure.code
-
-
-def agree_on_inputs(world: World, config: Config, source: Source) -> None:
-    """Raise UserError in every process unless all have the same config and the same data.
-
-    Keys of `data` that do not affect the result (paths, caches, loader workers) may differ between nodes.
-    """
-    inputs = config.model_dump()
-    values, affecting = settings(inputs)
-    data = {key.removeprefix("data."): values[key] for key in sorted(affecting) if key.startswith("data.")}
-    vocabulary = sha256(json.dumps(source.vocabulary.to_json(), sort_keys=True).encode()).hexdigest()
-    content = {"data.sha256": source.sha256, "data.vocabulary": vocabulary}
-    first, *others = world.gather(content | inputs | {"data": data})
-    for rank, inputs in enumerate(others, 1):
-        if changed := differences(first, inputs):
-            # If only secrets differ, name the keys without values.
-            changes = ", ".join(
-                differences(without_secrets(first), without_secrets(inputs)) or (c.split(":")[0] for c in changed)
-            )
-            raise UserError(
-                f"process {rank} has other settings or data than process 0: {changes}: start all nodes with the same "
-                f"overrides and the same data"
-            )

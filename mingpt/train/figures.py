@@ -1,6 +1,5 @@
 """A step's figures as numbers, read without a wait for the device."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from mingpt.compute.stats import TIMES, Flags, StepStats
 from mingpt.compute.tree import tree_sum_of
+from mingpt.world.clock import awake_and_asleep
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class DelayedRead:
         self,
         skips: Tensor,
         late: bool,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = awake_and_asleep,
         paused: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """skips: int64 scalar on the device, which each step changes (Guard.skips).

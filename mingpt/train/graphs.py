@@ -109,7 +109,7 @@ RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaGraph}  
 
 
 class MicrobatchGraph:
-    """One microbatch, captured. What it reads and writes has fixed addresses: inputs, weights, gradients, its results."""
+    """One microbatch, captured. All that it reads and writes has fixed addresses."""
 
     def __init__(self, context: StepContext, reduction: ExactReduction, batch: Sequence[Tensor]) -> None:
         self.context, self.reduction = context, reduction

@@ -31,11 +31,12 @@ from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.tiers import Tiers
-from mingpt.train import assemble, loop, setup
+from mingpt.train import loop, running, setup
+from mingpt.train.claiming import claim_attempt
 from mingpt.train.factory import FixedBuffers, build
 from mingpt.train.figures import DelayedRead, Moment
 from mingpt.train.loop import Run
-from mingpt.train.origin import claim_attempt, restore
+from mingpt.train.origin import restore
 from mingpt.train.reporter import Pace, Reporter
 from mingpt.train.resume import other_validation
 from mingpt.world.clock import Clock
@@ -117,7 +118,8 @@ def open_run(place: str, text: Path, cache: Path, world: World) -> OpenRun:
         reporter = Reporter(config, watching, context, lifetime, origin.step, record.attempt)
         checkpointer = Checkpointer(config, tiers, record, reporter)
         buffers = FixedBuffers(model, config.model, world)
-        run = assemble.run_of(config, source, context, origin, checkpointer, reporter, buffers)
+        attempt = running.Attempt(config, source, context, tiers, origin, record, lifetime)
+        run = running.run_of(attempt, checkpointer, reporter, buffers)
         run = replace(run, read=DelayedRead(context.update.guard.skips, late))
         return Opened(run, config, source, lifetime, origin.best_val_loss)
 
