@@ -168,16 +168,23 @@ def check_module(made: object, settings: Own) -> None:
     key = f"model._target_={settings.target}"
     if not isinstance(made, nn.Module):
         raise UserError(f"{key} returned a value of type {type(made).__name__}, not a torch.nn.Module")
-    if lazy := [n for n, p in made.named_parameters() if isinstance(p, UninitializedParameter)]:
+    lazy = [name for name, p in made.named_parameters() if isinstance(p, UninitializedParameter)]
+    if lazy:
         raise UserError(f"{key}: {', '.join(lazy)} have no shape before the first forward: give the layers their sizes")
     state = made.state_dict()
-    if others := [n for n, v in state.items() if not isinstance(v, Tensor) or v.dtype not in DTYPES]:
+    others = list[str]()
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or value.dtype not in DTYPES:
+            others.append(name)
+    if others:
         raise UserError(
             f"{key}: its state_dict has values that snapshots can't hold: {', '.join(others)}: use plain tensors"
         )
     if taken := sorted(state.keys() & RESERVED):
         raise UserError(f"{key}: {', '.join(taken)} are names of optimizer state in snapshots: take other names")
-    if views := [n for n, p in made.named_parameters() if torch.empty_like(p).stride() != p.stride()]:
+    # In a bucket parameters lie one behind the other, each element once.
+    views = [name for name, p in made.named_parameters() if torch.empty_like(p).stride() != p.stride()]
+    if views:
         raise UserError(
             f"{key}: {', '.join(views)} are views into other memory (expanded, or with gaps), which can't be "
             f"trained: give them their own, as nn.Parameter(x.clone())"
@@ -225,11 +232,13 @@ def try_out(model: nn.Module, settings: Own, microbatch: Sequence[Tensor]) -> No
     gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     # Away before the buckets exist: a gradient that is left would be added to the first step's.
     model.zero_grad(set_to_none=True)
-    if idle := [name for name, gradient in gradients.items() if gradient is None]:
+    idle = [name for name, gradient in gradients.items() if gradient is None]
+    if idle:
         raise UserError(
             f"{key}: the loss does not depend on {', '.join(idle)}: take them out, or name them in train.freeze"
         )
-    if sparse := [name for name, gradient in gradients.items() if gradient is not None and gradient.is_sparse]:
+    sparse = [name for name, gradient in gradients.items() if gradient is not None and gradient.is_sparse]
+    if sparse:
         raise UserError(f"{key}: {', '.join(sparse)} have sparse gradients, which can't be reduced: set sparse=False")
     if moving := _changed(model, buffers):
         raise UserError(
@@ -250,7 +259,11 @@ def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
         return alike and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
 
     now: dict[str, Tensor] = dict(model.named_buffers())
-    return [n for n in now | before if n not in now or n not in before or not same(now[n], before[n])]
+    changed = list[str]()
+    for name in now | before:
+        if name not in now or name not in before or not same(now[name], before[name]):
+            changed.append(name)
+    return changed
 
 
 class FixedBuffers:

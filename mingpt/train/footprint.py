@@ -205,8 +205,10 @@ def footprint(config: Config, model: ModelSizes, processes: int, per_node: int, 
     shape = (nodes, per_node) if two_hops else (1, processes)
     fast = config.reduce == "fast"
     ranges = shares(*shape, microbatches)
+    # By process, how many partial sums it holds before each of its microbatches, and how many more after it.
     steps = [[(int(several), 0)]] if fast else [changes_of_sums(mine, microbatches) for mine in ranges]
-    rows = [*map(len, subtrees_by_rank(*shape, microbatches)[0])]  # of a bucket, in its first hop
+    # By process, the rows of a bucket in its first hop.
+    rows = [len(subtrees) for subtrees in subtrees_by_rank(*shape, microbatches)[0]]
     # Times what is under way.
     sent = max(rows)
     received = sum(rows) / processes

@@ -68,7 +68,9 @@ def check(
         return changes
     # Another machine is no change of the experiment, so this is printed, and the run goes on.
     different, unrecorded = numerics_changes(manifest.fingerprint, dict(numerics))
-    if found := [d for d in different if not d.startswith("data: ")]:
+    # The data's content is a change of the experiment, and was judged above.
+    found = [line for line in different if not line.startswith("data: ")]
+    if found:
         say(f"the numerics changed ({', '.join(found)}): after step {step}, equality with an undisturbed run ends")
     if unrecorded:
         say(f"an older mingpt wrote step {step} and did not record {', '.join(unrecorded)}: they may have changed")
@@ -235,7 +237,10 @@ def check_fits(
         raise UserError(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")
     # Expect what the snapshot's own config implies: train.freeze or the precision may have changed since.
     frozen, fp16 = _freeze_and_fp16(manifest.config)
-    named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
+    named = list[tuple[str, nn.Parameter]]()
+    for name, parameter in model.named_parameters():
+        if not any(fnmatchcase(name, pattern) for pattern in frozen):
+            named.append((name, parameter))
     stored = manifest.layout("optimizer")
     optimizer = section_of(manifest.config, "optimizer")
     target = optimizer.get("_target_") or ""
@@ -253,7 +258,8 @@ def check_fits(
 
 def _freeze_and_fp16(config: dict[str, Any]) -> tuple[list[str], bool]:
     """(train.freeze, whether the precision is fp16) of a manifest's config, whose types are not validated."""
-    train = config.get("train")
-    patterns = train.get("freeze") if isinstance(train, dict) else None
-    frozen = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []
+    frozen = list[str]()
+    patterns = section_of(config, "train").get("freeze")
+    if isinstance(patterns, list):
+        frozen = [pattern for pattern in patterns if isinstance(pattern, str)]
     return frozen, config.get("precision") == "fp16"
