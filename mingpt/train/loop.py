@@ -77,28 +77,35 @@ def train(run: Run) -> int:
             run.bad_steps.check(figures)
         # Before the snapshot: the validation loss is committed with the weights that it is of.
         best = run.evaluation.after_step(done, last)
+        if last or flags.stop:
+            # "Asked to stop" came with the exchange of a step, so all processes leave the loop after the same one.
+            run.buffers.check()
+            content = _content(run, stats)
+            with clock.within("snapshot"):
+                return _end(run, done, content, last, flags.stop)
+        # The watchdog gives what waits for a snapshot more time, so nothing else waits in this phase.
         with clock.within("snapshot"):
-            if last or flags.stop:
-                # "Asked to stop" came with the exchange of a step, so all processes leave the loop after the same one.
-                run.buffers.check()
-                return _end(run, done, stats, last, flags.stop)
-            if run.checkpointer.is_due(done, flags, best):
-                run.buffers.check()
-                # A skipped step changed no weight: its snapshot would only push an older, good one out of
-                # snapshot.keep. Asking waits for the device, so it is asked only now.
-                if context.update.skipped_in_a_row() == 0:
+            due = run.checkpointer.is_due(done, flags, best)
+        if due:
+            run.buffers.check()
+            # A skipped step changed no weight: its snapshot would only push an older, good one out of snapshot.keep.
+            # Asking waits for the device, so it is asked only now.
+            if context.update.skipped_in_a_row() == 0:
+                with clock.within("snapshot"):
                     run.checkpointer.after_step(done, partial(_content, run, stats), flags, best)
     raise AssertionError("the last step returns")
 
 
 def _content(run: Run, stats: StepStats) -> Content:
     """What a snapshot after this step holds. Waits for the device."""
-    return run.context.state(), run.evaluation.metrics(stats)
+    # What the device still does is the step, and no wait for a snapshot.
+    with run.lifetime.clock.within("step"):
+        return run.context.state(), run.evaluation.metrics(stats)
 
 
-def _end(run: Run, done: int, stats: StepStats, last: bool, stopping: bool) -> int:
+def _end(run: Run, done: int, content: Content, last: bool, stopping: bool) -> int:
     """Store the attempt's last snapshot; returns FINISHED only if the run's last step is durable."""
-    content, digest = _content(run, stats), None
+    digest = None
     _, metrics = content
     if metrics.loss is None:
         run.bad_steps.end_with_a_loss_that_is_not_finite(done, last)
