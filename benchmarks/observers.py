@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mingpt.observe.events import Event, Observers, StepDone
-from mingpt.train import assemble
+from mingpt.train import running
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 
@@ -40,13 +40,13 @@ class Switch(Observers):
 def measure(steps: int, block: int, text: Path, folder: str) -> list[float]:
     """(Mean step with observers) / (without), for each pair of neighbouring blocks but the first."""
     switches = list[Switch]()
-    plain = assemble.open_observers
+    plain = running.open_observers
 
     def open_observers(*arguments: Any) -> Observers:
         switches.append(Switch(plain(*arguments), block))
         return switches[0]
 
-    assemble.open_observers = open_observers  # type: ignore[assignment]
+    running.open_observers = open_observers  # type: ignore[assignment]
     arguments = [
         "experiment=shakespeare_gpt2",
         f"data.path={text}",

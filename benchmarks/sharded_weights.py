@@ -33,10 +33,10 @@ from mingpt.data.opening import open_data
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import SharedState, TensorInfo, digest_of, encode_part
 from mingpt.snapshot.staging import Staging
-from mingpt.train.assemble import context_of, place_model
 from mingpt.train.context import StepContext
 from mingpt.train.factory import build
 from mingpt.train.footprint import Living
+from mingpt.train.setup import context_of, place_model
 from mingpt.train.step import train_step
 from mingpt.world.joining import join
 from mingpt.world.world import World, all_gather, all_to_all

@@ -15,8 +15,9 @@ from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.console import ConsoleLines
 from mingpt.redact import without_secrets
-from mingpt.train.attempt import agree_on_inputs, report_failure
-from mingpt.train.evaluation import Figures, byte_lengths, evaluate
+from mingpt.train.agreeing import agree_on_inputs
+from mingpt.train.attempt import report_failure
+from mingpt.train.evaluation import EvalResult, byte_lengths, evaluate
 from mingpt.world.env import Env
 from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime
@@ -68,7 +69,7 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
         return report_failure(error, lifetime)
 
 
-def as_dict(figures: Figures) -> dict[str, Any]:
+def as_dict(figures: EvalResult) -> dict[str, Any]:
     """The figures that were measured, for JSON."""
     everything = {
         "loss": figures.loss,
@@ -85,11 +86,11 @@ def as_dict(figures: Figures) -> dict[str, Any]:
     return shown | ({"parts": parts} if parts else {})
 
 
-def perplexity(figures: Figures) -> float:
+def perplexity(figures: EvalResult) -> float:
     return math.exp(figures.loss) if figures.loss < 700 else math.inf
 
 
-def as_text(figures: Figures) -> str:
+def as_text(figures: EvalResult) -> str:
     lines = [
         f"loss           {figures.loss:.4f} nats a token ({figures.targets:,.0f} tokens)",
         f"perplexity     {perplexity(figures):.4f}",

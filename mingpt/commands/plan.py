@@ -20,7 +20,7 @@ from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token
 from mingpt.redact import without_secrets
 from mingpt.train.factory import why_no_graph
-from mingpt.train.footprint import Footprint, Model, changed, footprint, look_at
+from mingpt.train.footprint import Footprint, ModelSizes, changed, footprint, look_at
 
 GB = 10**9
 MFU = 0.4  # of the GPUs' peak, for the time that a run takes: what large models reach
@@ -41,7 +41,7 @@ def plan_command(options: argparse.Namespace) -> int:
         raise UserError(f"--processes {per_node}: with {gpus} GPUs a node, they share GPUs: set world.backend=gloo")
     sharing = -(-per_node // gpus)  # processes of one GPU
 
-    def planned(config: Config, model: Model) -> tuple[bool, Footprint, bool | None]:
+    def planned(config: Config, model: ModelSizes) -> tuple[bool, Footprint, bool | None]:
         """Whether microbatches are replays of a CUDA graph, what the run needs, and whether a GPU has so much."""
         if not gpu or config.train.cuda_graphs is False or why_no_graph(config, processes):
             ways = [False]
@@ -81,7 +81,7 @@ def plan_command(options: argparse.Namespace) -> int:
 
 
 def _largest_that_fits(
-    config: Config, processes: int, planned: Callable[[Config, Model], tuple[bool, Footprint, bool | None]]
+    config: Config, processes: int, planned: Callable[[Config, ModelSizes], tuple[bool, Footprint, bool | None]]
 ) -> int | None:
     """The largest batch.micro_size of this batch that fits, None if none does.
 
@@ -107,7 +107,7 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}: {value / GB:.2f} GB" if key == "total" else f"{key}: {value:,}"
 
 
-def host_seconds(config: Config, model: Model, processes: int, graphs: bool) -> float:
+def host_seconds(config: Config, model: ModelSizes, processes: int, graphs: bool) -> float:
     """How long the host takes to launch a step's microbatches. The device may wait for it.
 
     graphs: whether microbatches are replays of a CUDA graph; of several processes, each one's last is not.
@@ -120,7 +120,7 @@ def host_seconds(config: Config, model: Model, processes: int, graphs: bool) -> 
     return replays * REPLAY + (microbatches - replays) * launches
 
 
-def _cost(config: Config, model: Model, speed: float, host: float) -> str:
+def _cost(config: Config, model: ModelSizes, speed: float, host: float) -> str:
     """How long the steps compute, and what that costs. speed: operations a second. host: see host_seconds."""
     shape, steps = config.model, config.train.max_steps
     assert isinstance(shape, Language)

@@ -34,7 +34,7 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
     """Train on this node; returns the exit code. The last line of the output is the reason."""
     if options.platform:
         return managed(lifetime)
-    os.environ[MOMENT] = str(time.time())  # what ${now:…} means, in this process and in all workers of all attempts
+    os.environ[MOMENT] = str(time.time())
     node = Torchrun.compose(options, os.environ)
     config = compose.configure(node.overrides, node.fewest_processes)
     assert config is not None  # only `mingpt train` takes what only prints
@@ -82,9 +82,8 @@ def newest_step(config: Config) -> int:
 
     0 if there is none, or if the store does not answer in world.init_timeout_seconds.
     """
-    from mingpt.snapshot.checkpointer import newest  # imports torch
+    from mingpt.snapshot.tiers import newest  # imports torch
 
-    # In a thread: a store that does not answer must not hold the next attempt up, which says so itself.
     steps = [0]
 
     def read() -> None:

@@ -64,7 +64,8 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
     assert config
     numerics.pin(config, device)
     model = factory.build(config, VOCABULARY)
-    for parameter in model.parameters():  # some begin as zeros, behind which nothing has a gradient
+    # Some begin as zeros, and what lies behind a weight of zeros gets no gradient: wrong bits there would not be seen.
+    for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     factory.prepare(config, model)
     world, plan = World(0, 1, 0, device, "gloo"), BatchPlan(micro, config.seed, micro, micro)
@@ -78,11 +79,13 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
         numerics.pin(config, device)  # the case before may be of another precision
         model.load_state_dict(weights)
         context.update.load(optimizer)
+        # No state here, so `load` leaves it: after health.max_skips of losses that are not finite, no step is done.
         context.update.guard.skips.zero_()
         with sdpa_kernel(getattr(SDPBackend, kernel)) if kernel else nullcontext():
             stats = train_step(context, config.schedule.warmup_steps, iter([(tokens, targets)]))
         slots = sorted(context.update.slots.items())
-        loss = stats.losses.float()  # as the model gives it
+        # As the model gives it: the exchange has made it float64.
+        loss = stats.losses.float()
         return digest([loss, *context.reduction.sums, *(slot.parameter for _, (_, slot) in slots)])
 
     return work
@@ -105,9 +108,15 @@ def norm_case(device: torch.device) -> Case:
 def cases(device: torch.device, compiled: bool) -> dict[str, Callable[[], Case]]:
     """By name; what builds each one."""
     found: dict[str, Callable[[], Case]] = {"norm at four offsets": partial(norm_case, device)}
-    tf32 = device.type == "cuda" and torch.cuda.is_tf32_supported()
-    for model, precision in product(MODELS, [*PRECISIONS, *["tf32"] * tf32]):
-        for kernel in (*KERNELS[device.type], *[None] * (compiled and precision in ("fp32", "bf16"))):
+    precisions = list(PRECISIONS)
+    if device.type == "cuda" and torch.cuda.is_tf32_supported():
+        precisions.append("tf32")
+    for model, precision in product(MODELS, precisions):
+        kernels: list[str | None] = [*KERNELS[device.type]]
+        # They are slow to begin, two minutes and more in all on a GPU, so only two precisions have them.
+        if compiled and precision in ("fp32", "bf16"):
+            kernels.append(None)
+        for kernel in kernels:
             kind = kernel.lower().removesuffix("_attention") if kernel else "compiled"
             found[f"{model} {precision} {kind}"] = partial(step_case, model, precision, kernel, device)
     return found
@@ -120,8 +129,13 @@ def repeat(
 
     limit: seconds; cases that have not begun by then are absent (all but the first), and no case is repeated any more.
     """
-    works, counts, absent = dict[str, Case](), dict[str, Counter[str]](), dict[str, str]()
-    held, generator, begun, rounds = list[Tensor](), torch.Generator().manual_seed(1), time.monotonic(), 1
+    works = dict[str, Case]()
+    counts = dict[str, Counter[str]]()
+    absent = dict[str, str]()
+    held = list[Tensor]()
+    generator = torch.Generator().manual_seed(1)
+    begun = time.monotonic()
+    rounds = 1
     for number, (name, make) in enumerate(all_cases.items(), 1):
         if works and time.monotonic() >= begun + limit:
             absent[name] = f"not done within {limit:g} s (--limit)"

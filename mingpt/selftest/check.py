@@ -49,20 +49,31 @@ def judge(answers: list[dict[str, Any]]) -> list[Result]:
     """For each case: one digest in all processes and repetitions, or several."""
     results: list[Result] = []
     for name in answers[0]["digests"]:
-        counts = [answer["digests"].get(name, {}) for answer in answers]  # none: its time was over
-        digests = {digest for count in counts for digest in count}
-        found = ", ".join(digests) if len(digests) == 1 else f"different results, by process: {counts}"
-        once = sum(sum(count.values()) for count in counts) == 1  # the limit was over
-        results.append((name, None, f"{found}, computed once") if once else (name, len(digests) == 1, found))
+        # By process: how often it had each digest; nothing if its time was over.
+        counts = [answer["digests"].get(name, {}) for answer in answers]
+        digests = set[str]()
+        repetitions = 0
+        for count in counts:
+            digests |= count.keys()
+            repetitions += sum(count.values())
+        same = len(digests) == 1
+        found = ", ".join(digests) if same else f"different results, by process: {counts}"
+        if repetitions == 1:  # the limit was over: one digest alone says nothing
+            results.append((name, None, f"{found}, computed once"))
+        else:
+            results.append((name, same, found))
     return results + [(name, None, why) for name, why in answers[0]["absent"].items()]
 
 
 def compare(mine: dict[str, Any], table: Path = TABLE) -> Result:
     """With the row of the same kind, as far as both have the same cases."""
     for known in json.loads(table.read_text()):
-        if {**known, "digests": mine["digests"]} == mine:
-            other = [case for case, found in mine["digests"].items() if known["digests"].get(case, found) != found]
-            return "known machines", not other, f"others than here: {', '.join(other)}" if other else "the same as here"
+        if {**known, "digests": mine["digests"]} != mine:
+            continue
+        # A case that one of the two does not have says nothing.
+        both = mine["digests"].keys() & known["digests"].keys()
+        other = [case for case in mine["digests"] if case in both and known["digests"][case] != mine["digests"][case]]
+        return "known machines", not other, f"others than here: {', '.join(other)}" if other else "the same as here"
     return "known machines", None, "none is of this kind"
 
 

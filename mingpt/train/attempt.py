@@ -4,11 +4,8 @@ import json
 import os
 import socket
 import traceback
-from hashlib import sha256
 
-from mingpt.compute.numerics import differences
 from mingpt.config import compose
-from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
 from mingpt.config.configfile import overrides_line
 from mingpt.config.schema import Config
@@ -19,6 +16,7 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.redact import without_secrets
 from mingpt.snapshot.home import HomeSearch
 from mingpt.train import assemble
+from mingpt.train.agreeing import agree_on_inputs
 from mingpt.train.evaluation import sample_prompt
 from mingpt.train.factory import build
 from mingpt.world import notice
@@ -27,13 +25,13 @@ from mingpt.world.failures import classify
 from mingpt.world.joining import Opening, ReportedFailure, join
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.platforms import require_launcher
-from mingpt.world.world import World
 
 PRINT_SECONDS = 10  # time for the node's main process to find and print the same user error
 
 
 def attempt(arguments: list[str], lifetime: Lifetime) -> int:
     """Train; returns the exit code. arguments: the config's overrides."""
+    # From here on each second of the process belongs to a named part of a start, which the first step's line tells.
     lifetime.clock.enter("data")
     config: Config | None = None
     try:
@@ -46,11 +44,13 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         Env.read(check=True)  # after the config's problems, which are the user's first
         if env.launched and not env.ours:
             compose.refuse_the_time(arguments)
+        # A thread opens the GPU while the data are opened and the model is built: both take seconds.
         opening = Opening(config.world, env.local_rank)
         watched = notice.watch(config.world.notice, say)
         source = _open_data(config)
         with lifetime.clock.within("model"):
             model = build(config, source.vocabulary.size, drawn=False)
+        # Only a check: a prompt that can't be spelled should end the run here, not at its first text.
         if config.train.sample_every:
             sample_prompt(config, source.vocabulary)
         lifetime.clock.enter("device")
@@ -70,6 +70,7 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
                 code = report_failure(error, lifetime, config)
                 lifetime.failed(error)
                 raise ReportedFailure(code) from error
+    # Nothing but the loop's own end returns 0: sys.exit(0) in a user's model was a finished run.
     except ReportedFailure as failure:
         return failure.code
     except SystemExit as error:
@@ -109,26 +110,3 @@ def report_failure(error: BaseException, lifetime: Lifetime, config: Config | No
     where = f"rank {env.rank} on {socket.gethostname()}: " if env.rank else ""
     complain(f"error: {where}{failure.reason}")
     return failure.code
-
-
-def agree_on_inputs(world: World, config: Config, source: Source) -> None:
-    """Raise UserError in every process unless all have the same config and the same data.
-
-    Keys of `data` that do not affect the result (paths, caches, loader workers) may differ between nodes.
-    """
-    inputs = config.model_dump()
-    values, affecting = settings(inputs)
-    data = {key.removeprefix("data."): values[key] for key in sorted(affecting) if key.startswith("data.")}
-    vocabulary = sha256(json.dumps(source.vocabulary.to_json(), sort_keys=True).encode()).hexdigest()
-    content = {"data.sha256": source.sha256, "data.vocabulary": vocabulary}
-    first, *others = world.gather(content | inputs | {"data": data})
-    for rank, inputs in enumerate(others, 1):
-        if changed := differences(first, inputs):
-            # If only secrets differ, name the keys without values.
-            changes = ", ".join(
-                differences(without_secrets(first), without_secrets(inputs)) or (c.split(":")[0] for c in changed)
-            )
-            raise UserError(
-                f"process {rank} has other settings or data than process 0: {changes}: start all nodes with the same "
-                f"overrides and the same data"
-            )

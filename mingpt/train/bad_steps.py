@@ -45,6 +45,7 @@ class BadSteps:
             return
         if self.world.is_main:
             self.observers.publish(self._skipped(figures))
+        # However late this is read: the device has refused every step since, so the weights are those of the last good.
         if figures.skips >= self.config.health.max_skips:
             self._go_back(figures.step - figures.skips)
 
@@ -54,21 +55,28 @@ class BadSteps:
         bad = [m for m, loss in enumerate(losses) if not math.isfinite(loss)]
         spike = not bad and math.isfinite(norm)
         if spike:
-            bad = [max(range(len(losses)), key=losses.__getitem__)]
-        samples = tuple(i for m in bad for i in ids[m])
-        return StepSkipped(figures.step, figures.loss, norm, figures.skips, spike, tuple(bad), samples)
+            # All are finite, so the mean was judged: the highest one has done most to it.
+            bad = [losses.index(max(losses))]
+        samples = list[int]()
+        for microbatch in bad:
+            samples += ids[microbatch]
+        return StepSkipped(figures.step, figures.loss, norm, figures.skips, spike, tuple(bad), tuple(samples))
 
     def _go_back(self, good: int) -> NoReturn:
         """good: the last step that was not skipped; its state is still that of the weights."""
         newest, health = self.checkpointer.keep(), self.config.health
-        first, last = (self.context.plan.batch(step) for step in (good, good + health.max_skips - 1))
+        # Positions in the order of all batches, not step numbers: those that were dropped before take up no step.
+        first = self.context.plan.batch(good)
+        last = self.context.plan.batch(good + health.max_skips - 1)
 
         def look() -> tuple[int, int]:
             """The snapshot to go back to (0: there is none), and how often the run has gone back."""
-            older = (s for s in self.checkpointer.store.steps() if s <= good)
-            return max(older, default=0), sum(r.dropped is not None for r in records(self.config.run.dir).values())
+            older = [s for s in self.checkpointer.store.steps() if s <= good]
+            rollbacks = [r for r in records(self.config.run.dir).values() if r.dropped is not None]
+            return max(older, default=0), len(rollbacks)
 
         step, claimed = self.world.run_on_main(look)
+        # A fork has the dropped batches of the run that it comes from in its state, and no claims of it.
         used = max(claimed, len(self.context.plan.dropped))
         if not step or used >= health.max_rollbacks:
             tried = f" The run went back {used} time{'s' * (used > 1)}, and it was no help." if used else ""
@@ -82,12 +90,13 @@ class BadSteps:
             rewind(run_dir, store, step, self.config.snapshot.hot_dir, say, dropped=(first, last + 1))
 
         self.world.run_on_main(back)
+        # The processes end, and the next attempt restores: there is no second way to load a state inside an attempt.
         raise RolledBack(
             f"{health.max_skips} steps in a row were skipped after step {good}: the run goes back to step {step}, and "
             f"batches {first} to {last} are shown no more (rollback {used + 1} of {health.max_rollbacks}): start again"
         )
 
-    def leave_without_a_loss(self, done: int, last: bool) -> None:
+    def end_with_a_loss_that_is_not_finite(self, done: int, last: bool) -> None:
         """A loss that is no number is not stored. Raises UserError at the run's end; after a stop it may go on."""
         newest = self.checkpointer.keep()
         what = f"the loss of step {done} is not finite, so it was not stored"

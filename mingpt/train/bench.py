@@ -12,20 +12,22 @@ from mingpt.data.source import Microbatch, Source
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.snapshot.format import Kind
-from mingpt.train.assemble import context_of, place_model
 from mingpt.train.factory import build
 from mingpt.train.figures import DelayedRead, Figures
+from mingpt.train.setup import context_of, place_model
 from mingpt.train.step import train_step
 from mingpt.world.world import World
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Copies of the state after `step` steps. dropped: batches that are shown no more."""
+    """Copies of the state after `step` steps."""
 
     step: int
     state: dict[Kind, dict[str, Tensor]]
+    # Batches that are shown no more.
     dropped: tuple[Range, ...] = ()
+    # How many steps up to this one were skipped in a row.
     skips: int = 0
 
 
@@ -38,6 +40,7 @@ class Bench:
     def __init__(self, config: Config, source: Source, world: World, world_size: int) -> None:
         self.config, self.source, self.world = config, source, world
         alone = config
+        # With batch.per_process_size the batch depends on the world: this one is that of the attempt's.
         if config.batch.per_process_size is not None:
             whole = {"global_size": config.global_size(world_size), "per_process_size": None}
             alone = config.model_copy(update={"batch": config.batch.model_copy(update=whole)})
@@ -53,13 +56,16 @@ class Bench:
             raise UserError(f"the state of step {saved.step} is one of another model: {problems[0]}: set the keys back")
         model.load_state_dict(saved.state["model"])
         self.context.update.load(saved.state["optimizer"])
+        # No state unless the config looks for spikes, so it is not among the tensors.
         guard.skips.fill_(saved.skips)
         self.context.drop(saved.dropped)
 
     def state(self) -> dict[Kind, dict[str, Tensor]]:
         """All of it, whole: a world of one shares it with nobody. The tensors themselves, not copies."""
-        state = self.context.state()
-        return {kind: {n: t for n, t in ts.items() if isinstance(t, Tensor)} for kind, ts in state.items()}
+        whole = dict[Kind, dict[str, Tensor]]()
+        for kind, tensors in self.context.state().items():
+            whole[kind] = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+        return whole
 
     def gradient(self, name: str) -> Tensor:
         """A parameter's gradient in the step that was just done, after clipping."""
@@ -67,7 +73,9 @@ class Bench:
         return self.context.update.buckets[i].view(self.context.reduction.sums[i], slot)
 
     def save(self, step: int) -> Saved:
-        copies = {kind: {n: t.detach().clone() for n, t in tensors.items()} for kind, tensors in self.state().items()}
+        copies = dict[Kind, dict[str, Tensor]]()
+        for kind, tensors in self.state().items():
+            copies[kind] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         guard = self.context.update.guard
         return Saved(step, copies, guard.dropped, int(guard.skips))
 
@@ -78,6 +86,7 @@ class Bench:
         """
         samples = self.context.plan.by_microbatch(step)
         batch = [self.source.train[ids] for ids in samples]
+        # Left in the batch, with targets that do not count: other rows would get another dropout without them.
         for position in drop:
             m, row = divmod(position, len(samples[0]))
             tokens, targets, *rest = batch[m]
@@ -88,10 +97,11 @@ class Bench:
 
     def step(self, step: int, drop: frozenset[int] = frozenset()) -> Figures:
         """Do step number `step`, counted from 0."""
-        batches, read = iter(self.microbatches(step, drop)), DelayedRead(step, late=False)
-        read.begin(self.context.device)
-        stats = train_step(self.context, step, batches)
-        return read(step + 1, stats, self.context.update.guard.skips)
+        read = DelayedRead(self.context.update.guard.skips, late=False)
+        read.begin()
+        stats = train_step(self.context, step, iter(self.microbatches(step, drop)))
+        (figures,) = read.ready(step + 1, stats, drain=True)
+        return figures
 
     def to_device(self, microbatch: Microbatch) -> list[Tensor]:
         return [x.to(self.world.device) for x in microbatch]

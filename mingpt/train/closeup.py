@@ -19,29 +19,30 @@ LAYER = re.compile(r"(.*?\.\d+)\..+")
 
 @dataclass(frozen=True)
 class Sample:
-    """position: in the batch. number: in the training set. loss: its mean, in nats a target; NaN without targets.
+    """One sample of a step's batch."""
 
-    targets: their number, or the sum of their weights. tokens: its row, and the last target where there is one.
-    """
-
+    # In the batch, and in the training set.
     position: int
     number: int
+    # Its mean, in nats a target; NaN without targets.
     loss: float
+    # Their number, or the sum of their weights.
     targets: float
+    # Its row, and the last target where there is one.
     tokens: list[int]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """gradient: its norm before clipping. update: the norm of the change of the weights, and as a share of theirs.
-
-    activation: the largest absolute value that comes out; NaN of a layer that is no module of its own.
-    """
+    """A layer in one step."""
 
     name: str
+    # The gradient's norm before clipping.
     gradient: float
+    # The norm of the change of the weights, and as a share of theirs.
     update: float
     ratio: float
+    # The largest absolute value that comes out; NaN of a layer that is no module of its own.
     activation: float
 
 
@@ -64,6 +65,7 @@ def look(bench: Bench, step: int, drop: frozenset[int] = frozenset()) -> tuple[l
 
         return hook
 
+    # A hook a module, on the device until the end: a number that is read in between would wait for it each time.
     hooks = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name]
     model.train()
     try:
@@ -108,6 +110,7 @@ def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, largest: d
     named = [(name, p) for name, p in bench.context.model.named_parameters() if p.requires_grad]
     for name, group in groupby(named, lambda item: layer_of(item[0])):
         parameters = list(group)
+        # What is left after the step was clipped, so the factor is taken out again.
         gradient = _norm([bench.gradient(n) for n, _ in parameters]) / clip if clip else math.nan
         old = [before[n].to(p.device) for n, p in parameters]
         size = _norm(old)
@@ -120,6 +123,7 @@ def layers(bench: Bench, before: dict[str, Tensor], figures: Figures, largest: d
 def clip_factor(bench: Bench, figures: Figures) -> float:
     """The factor by which the gradient was clipped to optimizer.clip_norm; 1: it was not clipped."""
     longest = bench.config.optimizer.clip_norm
+    # The same formula as Update's, which is torch's clip_grad_norm_.
     return min(1.0, longest / (figures.grad_norm + 1e-6)) if longest else 1.0
 
 

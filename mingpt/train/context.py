@@ -24,20 +24,29 @@ from mingpt.snapshot.format import SharedState
 from mingpt.world.world import World
 
 
-@dataclass(frozen=True)
 class Hooks:
-    """What a run does around its steps. The defaults: nobody asks to stop, and nothing is stored or timed.
+    """What happens around a step besides computing: nothing. A replay, the self-test and benchmarks take this one.
 
-    flags: what this process tells the others with each step's exchange. before_update: called before the weights
-    change. phase: a block whose time is counted under a name. begin: called first in a step. times: the seconds that
-    this process has computed and waited for data, for the others.
+    A run's own (assemble.py) connects its steps with its clock, its snapshots and its stop signals.
     """
 
-    flags: Callable[[], Flags] = Flags
-    before_update: Callable[[], None] = lambda: None
-    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
-    begin: Callable[[], None] = lambda: None
-    times: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+    def begin(self) -> None:
+        """Called first in a step."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Count the time of a block under this name."""
+        return nullcontext()
+
+    def flags(self) -> Flags:
+        """What this process tells the others with the step's exchange. Here: nobody asks to stop."""
+        return Flags()
+
+    def times(self) -> tuple[float, float]:
+        """The seconds that this process has computed and waited for data, for the others."""
+        return 0.0, 0.0
+
+    def before_update(self) -> None:
+        """Called before the weights change: what still copies them must be waited for."""
 
 
 ALONE = Hooks()
@@ -45,16 +54,20 @@ ALONE = Hooks()
 
 @dataclass
 class StepContext:
-    """What a step needs besides its number and its data. autocast: the context manager of config.precision."""
+    """What a step computes with, besides its number and its data."""
 
     model: nn.Module
+    # The optimizer, which has all state besides the weights.
     update: Update
+    # Which samples a step shows. Another one takes its place when batches are dropped.
     plan: BatchPlan
+    # The context manager of config.precision.
     autocast: Any
     world: World
+    # The sum of the gradients.
     reduction: ExactReduction | FastReduction
+    # What processes tell each other in a step besides gradients.
     stats: StatsExchange
-    hooks: Hooks
 
     @property
     def device(self) -> torch.device:
@@ -68,12 +81,14 @@ class StepContext:
     def drop(self, batches: Iterable[Range]) -> None:
         """No step shows these batches any more."""
         guard = self.update.guard
+        # In both: the guard's is state, which snapshots hold, so that the plan is the same after a resume.
         guard.dropped = merged([*guard.dropped, *batches])
         self.plan = replace(self.plan, dropped=guard.dropped)
 
     def state(self) -> SharedState:
         """All state of the run; the tensors themselves, not copies."""
         weights: dict[str, Tensor | Sliced] = self.model.state_dict()
+        # What the gather in 16 bits leaves of a weight in this process is not its value: the slices' float32 are.
         for packing in self.update.weight_gather.in_16_bits.values():
             weights |= packing.sliced_weights()
         return {"model": weights, "optimizer": self.update.state()}
@@ -85,7 +100,6 @@ def make_context(
     plan: BatchPlan,
     world: World,
     autocast: Any,
-    hooks: Hooks = ALONE,
     own: Callable[[Sequence[Bucket], Mapping[str, Rule], World], Method] | None = None,
 ) -> StepContext:
     """Move the model to this process's device, and make what computes its steps.
@@ -93,7 +107,8 @@ def make_context(
     own: makes the user's own optimizer.
     """
     model.to(world.device)
-    named, role_of = trainable(model), roles(model)
+    named = trainable(model)
+    role_of = roles(model)
     buckets = make_buckets(named, muon_names(config.optimizer.name, role_of), world, config.shards)
     # Nobody knows what a user's model reads in float32, even if its class derives from one of ours.
     ours = model if isinstance(model, LanguageModel) and not isinstance(config.model, Own) else None
@@ -114,4 +129,4 @@ def make_context(
     fast = config.reduce == "fast"
     reduction = FastReduction(buckets, world) if fast else ExactReduction(buckets, plan.microbatches, world)
     stats = StatsExchange(world, plan.microbatches)
-    return StepContext(model, update, plan, autocast, world, reduction, stats, hooks)
+    return StepContext(model, update, plan, autocast, world, reduction, stats)

@@ -24,14 +24,18 @@ from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE, LanguageModel
 from mingpt.model.sampling import generate_stream
-from mingpt.observe.events import Evaluated, Evaluating, Sampled
+from mingpt.observe.events import Evaluated, Evaluating, Observers, Sampled
 from mingpt.snapshot.format import Metrics
 from mingpt.train.context import StepContext
+from mingpt.world.clock import Clock
 from mingpt.world.world import Progress, World, share
 
-SAMPLE_TOKENS, SAMPLE_SECONDS = 128, 20.0  # of a text at most, for which the other processes wait
+# Of a text at most, for which the other processes wait.
+SAMPLE_TOKENS = 128
+SAMPLE_SECONDS = 20.0
 # Of an evaluation, unless the config says otherwise. It costs what a third as many tokens cost in a step, which have a
-# backward, too. Enough to tell two runs apart, whose losses are of the same targets.
+# backward, too. Enough to tell two runs apart, whose losses are of the same targets. Not a share of the run's time, as
+# it was: runs of other lengths or batches were compared on other texts, and ranked the wrong way round by 0.1 nats.
 EVAL_TOKENS = 2**17
 TEMPERATURE = 0.8  # as `mingpt generate` has it
 
@@ -45,20 +49,20 @@ class HasLogits(Protocol):
 
 
 @dataclass(frozen=True)
-class Figures:
-    """loss: nats per target; NaN without targets. targets: their number, or the sum of their weights.
+class EvalResult:
+    """What an evaluation has found, equal in all processes."""
 
-    questions: samples that have a label. right: those answered correctly. spelled: bytes of the targets' text, each
-    by its target's weight.
-    parts: of a mixture, each component's own. Its loss as a whole is the mean over all targets, whatever the weights.
-    """
-
+    # In nats per target; NaN without targets.
     loss: float
+    # Their number, or the sum of their weights.
     targets: float
+    # Samples that have a label, and those of them that were answered correctly.
     right: int = 0
     questions: int = 0
+    # Bytes of the targets' text, each target's times its weight.
     spelled: float = 0.0
-    parts: "dict[str, Figures]" = field(default_factory=dict)
+    # Of a mixture, each component's own. Its loss as a whole is the mean over all targets, whatever the weights.
+    parts: "dict[str, EvalResult]" = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
@@ -101,22 +105,26 @@ def evaluate(
     seed: int,
     step: int,
     publish: Callable[[Evaluating], None] = lambda event: None,
-) -> Figures:
+) -> EvalResult:
     """The model's figures on a split of at least one microbatch. Collective: all processes call it and get the same.
 
     byte_lengths: see Spelling. seed, step: of the run. They seed torch for each microbatch, for models that draw random
     numbers. publish: called after each microbatch of this process.
     """
     model.eval()
-    lengths, none = torch.tensor([*byte_lengths, 0], device=world.device), torch.zeros((), device=world.device)
+    # With a 0 at the end, which IGNORE finds at place -1.
+    lengths = torch.tensor([*byte_lengths, 0], device=world.device)
+    none = torch.zeros((), device=world.device)
     rows: list[Tensor] = []
-    places, began = share(world.rank, world.size, len(split)), time.monotonic()
+    places = share(world.rank, world.size, len(split))
+    began = time.monotonic()
     for microbatch in places:
-        Progress.microbatches += 1
+        Progress.microbatches += 1  # for the watchdog: a process that evaluates more slowly than others does not hang
         # From pinned memory the host does not wait for the copy, and launches the microbatch meanwhile.
         cuda = world.device.type == "cuda"
         tensors = [(x.pin_memory() if cuda else x).to(world.device, non_blocking=cuda) for x in split[microbatch]]
         targets, right, questions = tensors[1], none, none
+        # By the microbatch's number, not in the order of this process's: its draws must not depend on the world size.
         torch.manual_seed(derive("evaluation", seed, step, microbatch))
         with autocast:
             if targets.ndim == 1 and isinstance(model, HasLogits):
@@ -131,17 +139,21 @@ def evaluate(
             spelled = of_targets.sum() if len(tensors) == 2 else (of_targets * tensors[2].double()).sum()
         rows.append(torch.stack([x.double() for x in (loss, count, right, questions, spelled)]))
         publish(Evaluating(step, len(rows) / len(places), time.monotonic() - began))
+    # Read only now, all at once: each number that is read on the way would wait for the device.
     mine = torch.stack(rows).tolist() if rows else []
-    all_rows = [row for part in world.gather(mine) for row in part]
+    all_rows = list[list[float]]()
+    for rows_of_process in world.gather(mine):
+        all_rows += rows_of_process
     parts = split.parts.items() if isinstance(split, MixedSplit) else ()
     return summed(all_rows, {name: summed(all_rows[span.start : span.stop]) for name, span in parts})
 
 
-def summed(rows: Sequence[Sequence[float]], parts: dict[str, Figures] | None = None) -> Figures:
+def summed(rows: Sequence[Sequence[float]], parts: dict[str, EvalResult] | None = None) -> EvalResult:
     """The figures of some microbatches, in their order."""
     losses, *columns = zip(*rows, strict=True)
+    # Losses along the tree, since their sum depends on the order. The others are whole, or sums of a few weights.
     total, (counted, right, asked, length) = tree_sum_of(losses), map(sum, columns)
-    return Figures(total / counted if counted else math.nan, counted, int(right), int(asked), length, parts or {})
+    return EvalResult(total / counted if counted else math.nan, counted, int(right), int(asked), length, parts or {})
 
 
 def sample_prompt(config: Config, vocabulary: Vocabulary) -> tuple[TextVocabulary, list[int]]:
@@ -161,7 +173,7 @@ def sample_prompt(config: Config, vocabulary: Vocabulary) -> tuple[TextVocabular
 def sampled(model: LanguageModel, vocabulary: TextVocabulary, tokens: list[int], autocast: Any, seed: int) -> str:
     """The text of `tokens`, continued in this process alone. Nothing that training computes with is changed by it."""
     until, rows = time.monotonic() + SAMPLE_SECONDS, torch.tensor([tokens], device=next(model.parameters()).device)
-    # Eager: other shapes would make the compiler replace what it has for training.
+    # Eager: other shapes would make the compiler replace what it has for training, and the bits with it.
     with autocast, torch.compiler.set_stance("force_eager"):
         try:
             for token in generate_stream(model, rows, SAMPLE_TOKENS, temperature=TEMPERATURE, seed=seed):
@@ -176,27 +188,30 @@ def sampled(model: LanguageModel, vocabulary: TextVocabulary, tokens: list[int],
 
 @dataclass
 class Evaluation:
-    """Evaluates the model when due. val_loss: in nats per target, of the step just done; None if it was not due."""
+    """Evaluates the model when due, and has it write a text."""
 
     context: StepContext
     config: Config
     source: Source
-    publish: Callable[[Evaluating | Evaluated | Sampled], None]
-    best_val_loss: float
-    val_loss: float | None = None
+    observers: Observers
+    clock: Clock
+    best_val_loss: float  # of the run so far; infinite before the first evaluation
+    val_loss: float | None = None  # of the step just done, in nats a target; None if it was not due
 
     def after_step(self, done: int, last: bool) -> bool:
         """Evaluate if due; returns whether the validation loss is the lowest so far."""
-        train, self.val_loss, phase = self.config.train, None, self.context.hooks.phase
-        every, samples = train.eval_every, train.sample_every
+        self.val_loss = None
+        every, samples = self.config.train.eval_every, self.config.train.sample_every
         model, world, autocast = self.context.model, self.context.world, self.context.autocast
+        # Rank 0 alone: all processes have all weights, so a text needs no collective, and the others wait in the next.
         if samples and done % samples == 0 and world.is_main and isinstance(model, LanguageModel):
-            with phase("evaluation"):
+            with self.clock.within("evaluation"):
                 text = sampled(model, *sample_prompt(self.config, self.source.vocabulary), autocast, self.config.seed)
-                self.publish(Sampled(done, text))
+                self.observers.publish(Sampled(done, text))
+        # The last step's is always evaluated: its loss is the run's result.
         if not len(self.source.validation) or not (last or (every and done % every == 0)):
             return False
-        with phase("evaluation"):
+        with self.clock.within("evaluation"):
             figures = evaluate(
                 model,
                 self.part,
@@ -205,11 +220,11 @@ class Evaluation:
                 self.byte_lengths,
                 seed=self.config.seed,
                 step=done,
-                publish=self.publish,
+                publish=self.observers.publish,
             )
             self.val_loss, best = figures.loss, figures.loss < self.best_val_loss
             self.best_val_loss = figures.loss if best else self.best_val_loss
-            self.publish(
+            self.observers.publish(
                 Evaluated(
                     step=done,
                     val_loss=figures.loss,

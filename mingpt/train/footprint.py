@@ -42,6 +42,7 @@ class Living(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        # By storage, not by tensor: a view has no memory of its own. Weights are counted elsewhere.
         self._known = {p.untyped_storage()._cdata: 0 for p in [*model.parameters(), *model.buffers()]}
         self.bytes = self.gradients = 0
         self.points = list[tuple[int, int]]()
@@ -70,23 +71,28 @@ class Living(TorchDispatchMode):
 
 
 @dataclass(frozen=True)
-class Model:
-    """The sizes of one config's model, whatever the world. parameters: how many. tensors: how many have gradients.
+class ModelSizes:
+    """The sizes of one config's model, whatever the world. In bytes, unless said otherwise."""
 
-    kept: bytes that one microbatch keeps for backward, at the end of forward. evaluation: the most bytes of a forward
-    without gradients. points: see Living.
-    """
-
+    # How many parameters, and how many tensors with gradients.
     parameters: int
     tensors: int
-    largest: int  # tensor, in bytes
-    first: int  # bytes of the trained tensor whose gradient is finished last: of an embedding
-    others: int  # bytes of the largest of the others
-    of_muon: int  # weights that Muon updates, in bytes
-    gradients: int  # bytes
-    vocabulary: int  # with its padding
+    # Of the largest tensor.
+    largest: int
+    # Of the trained tensor whose gradient is finished last (an embedding), and of the largest of the others.
+    first: int
+    others: int
+    # Of the weights that Muon updates: they have one moment, not two.
+    of_muon: int
+    # Of all gradients.
+    gradients: int
+    # Tokens, with the padding.
+    vocabulary: int
+    # What one microbatch keeps for backward, at the end of forward.
     kept: int
+    # The most of a forward without gradients.
     evaluation: int
+    # See Living.
     points: list[tuple[int, int]]
 
     def peak(self, weight: float, copies: float = 0, most: int = 0, whole: int = 0) -> int:
@@ -110,7 +116,7 @@ def without_memory() -> Iterator[None]:
         yield
 
 
-def look_at(config: Config) -> Model:
+def look_at(config: Config) -> ModelSizes:
     """Build the model, and compute one microbatch, without memory for either."""
     threads = torch.get_num_threads()
     with without_memory():
@@ -131,7 +137,7 @@ def look_at(config: Config) -> Model:
             kept = living.bytes
             loss.backward()
         of_muon = muon_names(config.optimizer.name, roles(model))
-        found = Model(
+        found = ModelSizes(
             parameters=sum(p.numel() for p in everything),
             tensors=len(named),
             largest=max(p.nbytes for p in everything),
@@ -150,18 +156,19 @@ def look_at(config: Config) -> Model:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of the process that needs most. steady: all the time. phases: of a step; only the largest counts.
+    """Bytes of the process that needs most, by what they are for."""
 
-    parts: of the phases. snapshots: copies for snapshots, and the parts being written. These are in the machine's
-    memory, never in a GPU's. hot: two hot snapshots, of each node. network: what travels between the nodes if one of
-    them alone has the run's disk.
-    """
-
+    # All the time.
     steady: dict[str, int]
+    # Of a step, one after the other: only the largest counts.
     phases: dict[str, int]
+    # What the phases consist of.
     parts: dict[str, int]
+    # Copies for snapshots, and the parts being written: in the machine's memory, never in a GPU's.
     snapshots: dict[str, int]
+    # Two hot snapshots, of each node.
     hot: dict[str, int]
+    # What travels between the nodes if one of them alone has the run's disk.
     network: dict[str, int]
 
     @property
@@ -176,7 +183,7 @@ class Footprint:
         return int((1 + GAPS_CPU) * (needed + sum(self.snapshots.values()))) + CONSTANT_CPU
 
 
-def footprint(config: Config, model: Model, processes: int, per_node: int, graphs: bool = False) -> Footprint:
+def footprint(config: Config, model: ModelSizes, processes: int, per_node: int, graphs: bool = False) -> Footprint:
     """How much memory the process that needs most takes. processes: of the run; per_node: of each node.
 
     graphs: whether microbatches are replays of a CUDA graph (not with reduce=fast). What the graph holds is free for
@@ -187,20 +194,28 @@ def footprint(config: Config, model: Model, processes: int, per_node: int, graph
     slices = processes if config.shards else 1
     whole = (2 + bool(config.optimizer.ema)) * model.gradients - model.of_muon  # all moments, and the weights' mean
     weights, moments = 4 * model.parameters, -(-whole // slices)
-    g, several = model.gradients, microbatches > processes
+    g = model.gradients
+    several = microbatches > processes
     nodes, rest = divmod(processes, per_node)
     others = 0 if "://" in config.snapshot.dir else processes - per_node
     # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
     sent_to, fetched = others * moments * (slices > 1), others * (weights + whole)
-    shape = (nodes, per_node) if nodes > 1 < per_node and not rest else (1, processes)  # as World.shape
+    # As World.shape: in two hops only if all nodes have the same number of processes, and more than one.
+    two_hops = nodes > 1 and per_node > 1 and not rest
+    shape = (nodes, per_node) if two_hops else (1, processes)
     fast = config.reduce == "fast"
     ranges = shares(*shape, microbatches)
+    # By process, how many partial sums it holds before each of its microbatches, and how many more after it.
     steps = [[(int(several), 0)]] if fast else [changes_of_sums(mine, microbatches) for mine in ranges]
-    rows = [*map(len, subtrees_by_rank(*shape, microbatches)[0])]  # of a bucket, in its first hop
-    sent, received = max(rows), sum(rows) / processes  # times what is under way
+    # By process, the rows of a bucket in its first hop.
+    rows = [len(subtrees) for subtrees in subtrees_by_rank(*shape, microbatches)[0]]
+    # Times what is under way.
+    sent = max(rows)
+    received = sum(rows) / processes
     cut = exchange_count(model.first) if shape[0] > 1 else 1
     flight = min(g, max(BUCKET_BYTES, model.others, model.first // cut)) * (processes > 1 and not fast)
-    flights, kept = MAX_IN_FLIGHT * flight, sent * model.first * (cut > 1)
+    flights = MAX_IN_FLIGHT * flight
+    kept = sent * model.first * (cut > 1)
     positions = config.batch.micro_size * config.model.block_size
     # Beside its graph, a replayed microbatch needs nothing but copies of the gradients that begin a partial sum.
     replayed = replace(model, points=[(0, 0), (g, g)]) if graphs and not fast else model
@@ -244,14 +259,14 @@ def changes_of_sums(share: range, microbatches: int) -> list[tuple[int, int]]:
     return [(before, after - before) for before, after in pairwise(counts)]
 
 
-def _update(model: Model, slices: int) -> int:
+def _update(model: ModelSizes, slices: int) -> int:
     """The sums, what is gathered, and Muon's directions: new momentum, look ahead, result; and what owners exchange."""
     copies = 2 if slices > 1 else 1
     return copies * -(-model.gradients // slices) + 3 * copies * -(-model.of_muon // slices)
 
 
 def _snapshots(
-    config: Config, model: Model, moments: int, slices: int, processes: int, per_node: int
+    config: Config, model: ModelSizes, moments: int, slices: int, processes: int, per_node: int
 ) -> dict[str, int]:
     """Copies of the state: of slices one's own, of whole tensors those in this process's share of the parts."""
     part, weights = max(PART_BYTES, model.largest), 4 * model.parameters

@@ -109,14 +109,13 @@ RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaGraph}  
 
 
 class MicrobatchGraph:
-    """One microbatch, captured. What it reads and writes has fixed addresses: inputs, weights, gradients, loss, count.
-
-    gradients: those of the last replay, in the buckets' layout. The next replay overwrites them.
-    """
+    """One microbatch, captured. All that it reads and writes has fixed addresses."""
 
     def __init__(self, context: StepContext, reduction: ExactReduction, batch: Sequence[Tensor]) -> None:
         self.context, self.reduction = context, reduction
         self.inputs = [torch.empty_like(x, device=context.device) for x in batch]
+        # Of the last replay, in the buckets' layout, so that adding them is one operation a bucket: 46 of the host's
+        # for a microbatch of GPT-2 in place of 954. The next replay overwrites them.
         self.gradients: dict[Bucket, Tensor] = {bucket: bucket.empty() for bucket in reduction.buckets}
         self.recorder = RECORDERS[context.device.type](context.device)
         self.loss = self.count = torch.empty(0)
@@ -126,6 +125,7 @@ class MicrobatchGraph:
         self._load(batch)
         self.recorder.seed(seed)
         self.recorder.replay()
+        # Copies: the next replay writes to the same places, and these are read at the step's end.
         return self.loss.clone(), self.count.clone()
 
     def add(self, microbatch: int, last: bool) -> None:
@@ -190,6 +190,7 @@ class Graphs:
     ) -> None:
         """part: leave it if this part of the device's free memory is too little (see MicrobatchGraph.capture)."""
         self.context, self.reduction, self.part, self.say = context, reduction, part, say
+        # Of the graph, or of the microbatch that could not be captured: it is not tried again.
         self.shapes: list[tuple[torch.Size, torch.dtype]] | None = None
         self.graph: MicrobatchGraph | None = None
 
@@ -198,6 +199,8 @@ class Graphs:
 
         Captures it for the first microbatch of a shape. `batch.double_at` never returns to a shape.
         """
+        # A replay fires no hooks of autograd, by which the exchange overlaps the backward of each process's last one.
+        # So the order of the collectives is the same whether a process has a graph or not.
         if last and self.context.world.size > 1:
             return None
         shapes = [(tensor.shape, tensor.dtype) for tensor in batch]

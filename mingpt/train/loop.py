@@ -4,49 +4,53 @@ Only the weights and `Update.state()` are state; everything else is a function o
 that starts at any step with any number of processes computes what an undisturbed run would have computed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from mingpt.compute.stats import StepStats
+from mingpt.compute.stats import Flags, StepStats
 from mingpt.errors import FINISHED, STOPPED
 from mingpt.snapshot.checkpointer import Checkpointer, Content
-from mingpt.snapshot.format import Metrics
-from mingpt.train.context import StepContext
-from mingpt.train.figures import DelayedRead, Figures
+from mingpt.train.bad_steps import BadSteps
+from mingpt.train.context import Hooks, StepContext
+from mingpt.train.evaluation import Evaluation
+from mingpt.train.factory import FixedBuffers
+from mingpt.train.figures import DelayedRead
 from mingpt.train.graphs import Graphs
+from mingpt.train.reporter import Reporter
 from mingpt.train.step import train_step
+from mingpt.world.lifetime import Lifetime, Phase
 
 
 @dataclass(frozen=True)
 class Run:
-    """One attempt. All processes call all of its functions.
+    """One attempt: what the loop calls. All processes call all of it, in the same order."""
 
-    batches: the tensors of this process's microbatches, step by step. start: the number of steps done before.
-    read: a step's figures; on CUDA, those of the step before. report: publishes them. check_skips: raises RolledBack or
-    UserError after too many skipped steps. evaluate(done, last): evaluates if due; whether the validation loss is the
-    lowest so far. metrics: what a snapshot stores beside the state; waits for the device. check_buffers: raises
-    UserError if buffers of a user's model have changed. leave_without_a_loss(done, last): ends without a snapshot,
-    which is a UserError at the run's end. ended(done, finished, digest): publishes the end. graphs: which microbatches
-    are replayed.
-    """
-
+    # What a step computes with: the model, its update, the world.
     context: StepContext
+    # What happens inside a step besides computing.
+    hooks: Hooks
+    # The tensors of this process's microbatches, step by step.
     batches: Iterator[Sequence[Tensor]]
-    checkpointer: Checkpointer
+    # Steps done before this attempt, and train.max_steps.
     start: int
     last_step: int
+    # A step's figures as numbers; on CUDA one step late.
     read: DelayedRead
-    report: Callable[[Figures], None]
-    check_skips: Callable[[Figures], None]
-    evaluate: Callable[[int, bool], bool]
-    metrics: Callable[[StepStats], Metrics]
-    check_buffers: Callable[[], None]
-    leave_without_a_loss: Callable[[int, bool], None]
-    ended: Callable[[int, bool, str | None], None]
-    ignore_signals: Callable[[], None]
+    # Publishes each step's figures, and the attempt's end.
+    reporter: Reporter
+    # Ends the attempt after too many skipped steps in a row, or with a loss that is not finite.
+    bad_steps: BadSteps
+    # Evaluates if due. The best validation loss is no state: it follows from the evaluations.
+    evaluation: Evaluation
+    # Those of a user's model: what is stored must not have others.
+    buffers: FixedBuffers
+    checkpointer: Checkpointer
+    # How far this process has come, whether it is asked to stop, and its clock.
+    lifetime: Lifetime
+    # Which microbatches are replayed as a CUDA graph; None: none is.
     graphs: Graphs | None = None
 
 
@@ -55,50 +59,63 @@ def train(run: Run) -> int:
 
     All processes decide alike, since each decides by figures and flags that the step's exchange has made equal.
     """
-    context, checkpointer = run.context, run.checkpointer
+    context, clock = run.context, run.lifetime.clock
     for step in range(run.start, run.last_step):
-        run.read.begin(context.device)
-        stats = train_step(context, step, run.batches, run.graphs)
-        done, last = step + 1, step + 1 == run.last_step
-        figures = run.read(done, stats, context.update.guard.skips)
-        flags = figures.flags
-        for known in (figures, run.read.last() if last or flags.stop else None):
-            if known and known.losses:  # on CUDA the first call has none
-                run.report(known)
-                run.check_skips(known)
-        best = run.evaluate(done, last)
-        with context.hooks.phase("snapshot"):  # the watchdog gives such waits more time: nothing else waits in there
-            due = last or flags.stop or checkpointer.is_due(done, flags) or best
-        if due:
-            run.check_buffers()
+        done = step + 1
+        last = done == run.last_step
+        run.read.begin()
+        stats = train_step(context, step, run.batches, run.hooks, run.graphs)
+        ready = run.read.ready(done, stats, drain=last)
+        flags = ready[-1].flags if ready else Flags()  # on CUDA, after the first step nothing is known yet
+        for figures in ready:
+            if figures.step == run.start + 1:
+                # From now on, running out of memory may be temporary (exit code 70, retried): the first step has shown
+                # that the model fits. Before, it never will (64).
+                run.lifetime.phase = Phase.TRAINING
+                clock.enter("step")  # the first one is counted as "compile" if the model is compiled
+            run.reporter.step(figures)
+            run.bad_steps.check(figures)
+        # Before the snapshot: the validation loss is committed with the weights that it is of.
+        best = run.evaluation.after_step(done, last)
         if last or flags.stop:
+            # "Asked to stop" came with the exchange of a step, so all processes leave the loop after the same one.
+            run.buffers.check()
             content = _content(run, stats)
-            with context.hooks.phase("snapshot"):
+            with clock.within("snapshot"):
                 return _end(run, done, content, last, flags.stop)
-        # A skipped step changed no weight: its snapshot would only push an older, good one out of snapshot.keep.
-        if due and context.update.skipped_in_a_row() == 0:
-            with context.hooks.phase("snapshot"):
-                checkpointer.after_step(done, partial(_content, run, stats), flags, best)
+        # The watchdog gives what waits for a snapshot more time, so nothing else waits in this phase.
+        with clock.within("snapshot"):
+            due = run.checkpointer.is_due(done, flags, best)
+        if due:
+            run.buffers.check()
+            # A skipped step changed no weight: its snapshot would only push an older, good one out of snapshot.keep.
+            # Asking waits for the device, so it is asked only now.
+            if context.update.skipped_in_a_row() == 0:
+                with clock.within("snapshot"):
+                    run.checkpointer.after_step(done, partial(_content, run, stats), flags, best)
     raise AssertionError("the last step returns")
 
 
 def _content(run: Run, stats: StepStats) -> Content:
     """What a snapshot after this step holds. Waits for the device."""
-    with run.context.hooks.phase("step"):  # what the device still does is the step, and not a wait for a snapshot
-        return run.context.state(), run.metrics(stats)
+    # What the device still does is the step, and no wait for a snapshot.
+    with run.lifetime.clock.within("step"):
+        return run.context.state(), run.evaluation.metrics(stats)
 
 
 def _end(run: Run, done: int, content: Content, last: bool, stopping: bool) -> int:
     """Store the attempt's last snapshot; returns FINISHED only if the run's last step is durable."""
     digest = None
-    if content[1].loss is None:
-        run.leave_without_a_loss(done, last)
+    _, metrics = content
+    if metrics.loss is None:
+        run.bad_steps.end_with_a_loss_that_is_not_finite(done, last)
     else:
         digest = run.checkpointer.last(done, content, stopping)
+    # One answer for all: FINISHED is never retried, and STOPPED always is.
     finished = bool(run.context.world.broadcast(last and digest is not None))
     run.checkpointer.close()
-    run.ended(done, finished, digest)
+    run.reporter.end(done, finished, digest)
     # Before the barrier: after it, the first process to exit makes its agent send SIGTERM to the others.
-    run.ignore_signals()
+    run.lifetime.ignore_signals()
     run.context.world.barrier()
     return FINISHED if finished else STOPPED

@@ -33,9 +33,11 @@ from mingpt.world.world import World
 
 @dataclass(frozen=True)
 class Change:
-    """How a replayed step differs from the run's. settings: overrides. drop: positions in the batch of one step."""
+    """How a replayed step differs from the run's."""
 
+    # Overrides of the attempt's config.
     settings: tuple[str, ...] = ()
+    # Positions in the batch of one step, whose targets do not count.
     drop: frozenset[int] = frozenset()
 
 
@@ -44,12 +46,14 @@ AS_IT_WAS = Change()
 
 @dataclass(frozen=True)
 class Again:
-    """A step that was computed again. recorded: the run's own bits; None: it recorded none."""
+    """A step that was computed again."""
 
     step: int
+    # The one that computed the step, of those whose steps count.
     attempt: int
     figures: Figures
     lr: float
+    # The run's own bits; None: it recorded none.
     recorded: Bits | None
 
     @property
@@ -76,11 +80,14 @@ class Replay:
     def __init__(self, past: History, step: int, world: World, here: Sequence[str]) -> None:
         self.past, self.world, self.here = past, world, tuple(here)
         self.notes = [*past.trace_damage.values()]
+        # By the data's section, and by attempt and settings: opening data, and Hydra, take longer than a small step.
         self._sources: dict[str, Source] = {}
-        self._configs: dict[tuple[int, tuple[str, ...]], Config] = {}  # by attempt and settings
+        self._configs: dict[tuple[int, tuple[str, ...]], Config] = {}
+        # What `bench` is made for; None before the first step.
         self._at: tuple[Stretch, tuple[str, ...]] | None = None
         saved = self._snapshot(step - 1) or self._initial()
         self.base = self.step = saved.step
+        # A state that the next bench takes over; None: the state is the bench's.
         self.saved: Saved | None = saved
         self.bench: Bench
         self.numerics: dict[str, Any] = {}
@@ -115,15 +122,17 @@ class Replay:
         if self.saved is None and self._at == (stretch, settings):
             return
         saved = self.save()
-        if stretch.first == self.step + 1:  # a resume: this number is not stored, and rollbacks may have come before
+        if stretch.first == self.step + 1:
+            # A resume there began with no skipped step (the number is not stored), and with what rollbacks had dropped.
             saved = replace(saved, skips=0, dropped=merged([*saved.dropped, *stretch.dropped]))
-        if (stretch.attempt, settings) not in self._configs:  # Hydra takes longer than a small model's step
+        if (stretch.attempt, settings) not in self._configs:
             config = replay_config(stretch.config, self.past.folder, self.here, settings)
             self._configs[stretch.attempt, settings] = config
         config = self._configs[stretch.attempt, settings]
         source = self._source(config, stretch)
         self.bench = Bench(config, source, self.world, stretch.world_size)
         self.bench.load(saved)
+        # With other settings the bits differ anyway.
         if not settings:
             self._compare_numerics(config, source, stretch)
         self.saved, self._at = None, (stretch, settings)

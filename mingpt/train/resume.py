@@ -50,9 +50,11 @@ def check(
         changes = changed(before, after)
         if fork := new_named(manifest):
             changes = _not_named(fork, changes, after, say)
+        # A longer run with the same past is no other experiment: its bits are those of a run planned so from the start.
         if any(key.startswith(SCHEDULE) for key in changes) and same_past(manifest, config, step):
             planned = {key: changes.pop(key) for key in [*changes] if key.startswith(SCHEDULE)}
             say(f"from step {step + 1} on, {', '.join(_lines(planned))}: the bits are those of a run planned so before")
+        # The data's content by its hash, since the same place may have other content, and another place the same.
         other_data = fork is not None and any(key.startswith("data.") for key in fork.keys)
         if manifest.fingerprint.get("data") != numerics["data"] and not other_data:
             changes["data.sha256"] = [manifest.fingerprint.get("data"), numerics["data"]]
@@ -61,12 +63,15 @@ def check(
             raise UserError(_refusal(manifest, config, lines, _extension(manifest, config, changes)))
         return changes
 
-    changes: Changes = world.run_on_main(find)  # in rank 0: what is redacted depends on its environment
+    # In rank 0 alone: what counts as a secret depends on the process's environment, and all must decide alike.
+    changes: Changes = world.run_on_main(find)
     if not world.is_main:
         return changes
     # Another machine is no change of the experiment, so this is printed, and the run goes on.
     different, unrecorded = numerics_changes(manifest.fingerprint, dict(numerics))
-    if found := [d for d in different if not d.startswith("data: ")]:
+    # The data's content is a change of the experiment, and was judged above.
+    found = [line for line in different if not line.startswith("data: ")]
+    if found:
         say(f"the numerics changed ({', '.join(found)}): after step {step}, equality with an undisturbed run ends")
     if unrecorded:
         say(f"an older mingpt wrote step {step} and did not record {', '.join(unrecorded)}: they may have changed")
@@ -104,9 +109,10 @@ def same_past(manifest: Manifest, config: Config, step: int) -> bool:
     Then the state is that of a run that was planned so from the start: the run is extended, not changed.
     """
     schedule = _schedule(manifest, config)
-    return schedule is not None and all(
-        schedule_factor(schedule, s) == schedule_factor(config.schedule, s) for s in range(step)
-    )
+    if schedule is None:
+        return False
+    # Step by step, not key by key: decay_steps may change while the rate is still constant, for instance.
+    return all(schedule_factor(schedule, s) == schedule_factor(config.schedule, s) for s in range(step))
 
 
 def other_validation(manifest: Manifest, config: Config, source: Source) -> str:
@@ -220,6 +226,7 @@ def check_fits(
     """Raise UserError unless the snapshot is one of this model over this vocabulary. own: the user's own optimizer."""
     where = f"the snapshot of step {manifest.step} in {without_secrets(config.snapshot.dir)}"
     cure = "set the keys back, or take another run.dir"
+    # First: with another vocabulary the model's sizes differ, too, and that message would name the wrong key.
     if manifest.vocabulary != vocabulary:
         changed = differences(manifest.config.get("data"), without_secrets(config.data.model_dump()), "data")
         raise UserError(
@@ -231,11 +238,16 @@ def check_fits(
         raise UserError(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")
     # Expect what the snapshot's own config implies: train.freeze or the precision may have changed since.
     frozen, fp16 = _freeze_and_fp16(manifest.config)
-    named = [(n, p) for n, p in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
-    stored, optimizer = manifest.layout("optimizer"), section_of(manifest.config, "optimizer")
+    named = list[tuple[str, nn.Parameter]]()
+    for name, parameter in model.named_parameters():
+        if not any(fnmatchcase(name, pattern) for pattern in frozen):
+            named.append((name, parameter))
+    stored = manifest.layout("optimizer")
+    optimizer = section_of(manifest.config, "optimizer")
     target = optimizer.get("_target_") or ""
     if target and target != config.optimizer.target:
-        return  # what that one has stored is not known without its code, and begins anew
+        # What that one has stored is not known without its code, which is not imported because a snapshot names it.
+        return
     of_muon = muon_names(str(optimizer.get("name")), roles(model))
     layout = state_layout(named, fp16, of_muon, own.shapes if own and target else None, bool(optimizer.get("ema")))
     if problems := misfits(layout | guard_layout(list(stored)), stored):
@@ -247,7 +259,8 @@ def check_fits(
 
 def _freeze_and_fp16(config: dict[str, Any]) -> tuple[list[str], bool]:
     """(train.freeze, whether the precision is fp16) of a manifest's config, whose types are not validated."""
-    train = config.get("train")
-    patterns = train.get("freeze") if isinstance(train, dict) else None
-    frozen = [p for p in patterns if isinstance(p, str)] if isinstance(patterns, list) else []
+    frozen = list[str]()
+    patterns = section_of(config, "train").get("freeze")
+    if isinstance(patterns, list):
+        frozen = [pattern for pattern in patterns if isinstance(pattern, str)]
     return frozen, config.get("precision") == "fp16"

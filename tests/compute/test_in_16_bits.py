@@ -13,8 +13,8 @@ from mingpt.compute.exchange import pack
 from mingpt.config.keys import KINDS
 from mingpt.data.opening import open_data
 from mingpt.model.language import LanguageModel
-from mingpt.train.assemble import context_of
 from mingpt.train.factory import build
+from mingpt.train.setup import context_of
 from snapshot_kit import ALONE
 
 BF16, FP16 = torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.float16)

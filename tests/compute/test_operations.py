@@ -122,9 +122,9 @@ def of_a_step(layers: int, microbatches: int, monkeypatch: pytest.MonkeyPatch) -
     graphs.graph = MicrobatchGraph(context, context.reduction, batch)
     graphs.graph._compute()
     graphs.shapes = [(x.shape, x.dtype) for x in batch]
-    train_step(context, 0, repeat(batch), graphs)
+    train_step(context, 0, repeat(batch), graphs=graphs)
     with Counted() as counted:
-        train_step(context, 1, repeat(batch), graphs)
+        train_step(context, 1, repeat(batch), graphs=graphs)
     return counted.count
 
 

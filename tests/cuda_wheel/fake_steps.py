@@ -191,16 +191,16 @@ def last_step(config: Config, rank: int, size: int, each: int, graphed: bool) ->
             context = make_context(config, model, plan, world, autocast_for(config, world.device))
             shape = config.batch.micro_size, config.model.block_size
             batch = [torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)]
-            read, batches = DelayedRead(0, late=True), repeat(batch)
+            read, batches = DelayedRead(context.update.guard.skips, late=True), repeat(batch)
             graphs = graphs_of(context, batch) if graphed else None
             # Of the graph, only the gradients' places are counted; its pool's size is not seen without a GPU.
             pool = sum(bucket.weights.nbytes for bucket in context.reduction.buckets) if graphed else 0
             for step in range(STEPS):
                 watched.forget()
-                read.begin(world.device)
-                stats = train_step(context, step, batches, graphs)
+                read.begin()
+                stats = train_step(context, step, batches, graphs=graphs)
                 read._pending = None  # a fake tensor has no numbers to read
-                read(step + 1, stats, context.update.guard.skips)
+                read.ready(step + 1, stats, drain=False)
                 del stats
     finally:
         dist.destroy_process_group()

@@ -14,9 +14,9 @@ from mingpt.errors import CRASHED, STOPPED
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
 from mingpt.launch.watchdog import RendezvousWatchdog
-from mingpt.snapshot.checkpointer import newest
 from mingpt.snapshot.elsewhere import Marker, remove_marker
 from mingpt.snapshot.store import Store
+from mingpt.snapshot.tiers import newest
 from mingpt.world.lifetime import Lifetime
 from snapshot_kit import save
 

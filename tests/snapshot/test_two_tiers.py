@@ -15,17 +15,26 @@ from torch import Tensor
 from config_kit import configured
 from mingpt.config.schema import Config
 from mingpt.snapshot.attempts import Attempt, RunRecord
-from mingpt.snapshot.checkpointer import Checkpointer, newest
+from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.format import Manifest, Metrics
 from mingpt.snapshot.lineage import HotBase
 from mingpt.snapshot.restore import Put, Restored
 from mingpt.snapshot.store import Store
+from mingpt.snapshot.tiers import Tiers, newest
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
 
 @pytest.fixture(scope="module")
 def plain() -> Config:
     return configured("data=random", "world.device=cpu", "snapshot.asynchronous=false")
+
+
+class Nobody:
+    """Hears of snapshots, and does nothing."""
+
+    def committed(self, step: int, digest: str, seconds: float) -> None: ...
+    def committed_hot(self, step: int) -> None: ...
+    def lost(self, step: int, in_a_row: int, reason: str) -> None: ...
 
 
 class Run:
@@ -40,7 +49,7 @@ class Run:
 
     def begin(self) -> tuple[Checkpointer, Restored | None]:
         """A new attempt, as assemble.py builds one. The state that it takes over must be that of its step."""
-        tiers = Checkpointer(self.config, ALONE, 100, self.said.append)
+        tiers = Tiers(self.config, ALONE, 100, self.said.append)
         taken = dict[str, Tensor]()
 
         def take(manifest: Manifest) -> Put:
@@ -55,20 +64,19 @@ class Run:
         claim = Attempt.claim(self.dir, step, digest, parent)
         history = [{"attempt": claim.number, "from_step": step}]
         record = RunRecord(claim.number, claim, PROVENANCE | {"history": history})
-        tiers.begin(record, committed=lambda step, digest, seconds: None)
-        return tiers, loaded
+        return Checkpointer(self.config, tiers, record, Nobody()), loaded
 
     def killed_after(self, last: int) -> tuple[int, str, list[int]]:
         """An attempt that is killed after step `last`: from which step and tier it went on, and when it was due."""
-        tiers, loaded = self.begin()
+        checkpointer, loaded = self.begin()
         start, due = loaded.manifest.step if loaded else 0, list[int]()
         for step in range(start + 1, last + 1):
-            flags = tiers.flags(stop=False)
-            if tiers.is_due(step, flags):
+            flags = checkpointer.flags(stop=False)
+            if checkpointer.is_due(step, flags, best=False):
                 due.append(step)
-                tiers.after_step(step, lambda step=step: (state_of(step), Metrics(loss=1.0)), flags, best=False)  # type: ignore[misc]
-                if tiers.hot:
-                    tiers.hot.wait_until_idle()
+                checkpointer.after_step(step, lambda step=step: (state_of(step), Metrics(loss=1.0)), flags, best=False)  # type: ignore[misc]
+                if checkpointer.hot_writer:
+                    checkpointer.hot_writer.wait_until_idle()
         return start, self.tier(loaded), due
 
     def tier(self, loaded: Restored | None) -> str:
@@ -126,8 +134,8 @@ def test_a_restart_goes_on_from_whichever_tier_has_the_newer_step(
     on_disk: int, in_memory: int, from_step: int, tier: str, grew_from: str, plain: Config, tmp_path: Path
 ) -> None:
     run = Run(plain, tmp_path, 0, 5)
-    tiers, _ = run.begin()
-    durable, memory = tiers.store, tiers.hot_store
+    checkpointer, _ = run.begin()
+    durable, memory = checkpointer.store, checkpointer.tiers.hot_store
     assert memory
     provenance = PROVENANCE | {"history": [{"attempt": 1, "from_step": 0}]}
     for step in filter(None, (on_disk and 4, on_disk)):
@@ -139,7 +147,7 @@ def test_a_restart_goes_on_from_whichever_tier_has_the_newer_step(
     assert newest(run.config) == from_step
     again, loaded = run.begin()
     assert (loaded.manifest.step if loaded else 0, run.tier(loaded)) == (from_step, tier)
-    assert loaded is None or again.is_durable(loaded) == (on_disk >= in_memory)
+    assert loaded is None or again.tiers.is_durable(loaded) == (on_disk >= in_memory)
     assert run.hot_steps() == [in_memory] * (in_memory > 0)  # nothing is thrown away
     # It goes on: the next hot step is the newest, whatever came before.
     assert run.killed_after(10)[:2] == (from_step, tier)
@@ -159,20 +167,20 @@ def test_a_write_to_memory_that_never_returns_costs_no_durable_snapshot(
         write(self, step, *part)
 
     monkeypatch.setattr(Store, "write_part", write_part)
-    tiers, _ = run.begin()
-    assert tiers.hot
-    tiers.hot.hang_seconds = 0
+    checkpointer, _ = run.begin()
+    assert checkpointer.hot_writer
+    checkpointer.hot_writer.hang_seconds = 0
     try:
         for step in range(1, 9):
-            flags = tiers.flags(stop=False)
-            if tiers.is_due(step, flags):
-                tiers.after_step(step, lambda step=step: (state_of(step), Metrics(loss=1.0)), flags, best=False)  # type: ignore[misc]
+            flags = checkpointer.flags(stop=False)
+            if checkpointer.is_due(step, flags, best=False):
+                checkpointer.after_step(step, lambda step=step: (state_of(step), Metrics(loss=1.0)), flags, best=False)  # type: ignore[misc]
                 assert began.wait(60)
-        assert tiers.last(9, (state_of(9), Metrics(loss=1.0)), stopping=True)
-        tiers.close()
+        assert checkpointer.last(9, (state_of(9), Metrics(loss=1.0)), stopping=True)
+        checkpointer.close()
     finally:
         over.set()
-    assert tiers.store.steps() == [9, 8, 4]
+    assert checkpointer.store.steps() == [9, 8, 4]
     [line] = [line for line in run.said if "FAILED" in line]
     assert line.startswith("SNAPSHOT FAILED (1 in a row): the snapshot of step 2 has been in flight for too long")
     assert line.endswith("The run goes on.")

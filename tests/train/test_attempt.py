@@ -20,8 +20,8 @@ from mingpt.data.vocabulary import Bytes
 from mingpt.errors import UserError
 from mingpt.snapshot import attempts
 from mingpt.snapshot.attempts import make_run_dir, this_process
-from mingpt.train.attempt import agree_on_inputs
-from mingpt.train.origin import another_running
+from mingpt.train.agreeing import agree_on_inputs
+from mingpt.train.claiming import another_running
 from mingpt.world.world import World
 from own_kit import CLASSIFIER
 from report_kit import Made
@@ -99,7 +99,7 @@ def claimed_by(folder: Path, pid: int, /, **changed: object) -> str:
 def test_a_run_that_trains_on_this_machine_is_not_taken_over_unawares(
     other: "subprocess.Popen[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mingpt.train.origin.DYING_SECONDS", 0.1)
+    monkeypatch.setattr("mingpt.train.claiming.DYING_SECONDS", 0.1)
     place = claimed_by(tmp_path, other.pid)
     with pytest.raises(UserError, match=rf"attempt 1 .*pid {other.pid}, .*resume\.take_over=true"):
         another_running(configured(place))

@@ -28,7 +28,7 @@ from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.language import IGNORE
 from mingpt.observe.events import Evaluating
 from mingpt.train import evaluation
-from mingpt.train.evaluation import Figures, evaluate, evaluated_part
+from mingpt.train.evaluation import EvalResult, evaluate, evaluated_part
 from mingpt.world.world import World, share
 from snapshot_kit import ALONE
 
@@ -68,11 +68,11 @@ class Pretended(World):
         return [self.said[rank] for rank in sorted(self.said)]
 
 
-def measured(model: nn.Module, data: EvalSplit, world: World = ALONE, **options: Any) -> Figures:
+def measured(model: nn.Module, data: EvalSplit, world: World = ALONE, **options: Any) -> EvalResult:
     return evaluate(model, data, world, nullcontext(), **{"seed": 1, "step": 2} | options)
 
 
-def in_worlds_of(size: int, model: nn.Module, data: EvalSplit) -> Figures:
+def in_worlds_of(size: int, model: nn.Module, data: EvalSplit) -> EvalResult:
     world = Pretended(0, size, 0, torch.device("cpu"), "gloo")
     for rank in sorted(range(size), key=lambda rank: not share(rank, size, len(data))):  # the last hears all
         whole = [data[i] for i in range(len(data))]  # no mixture: of that, the first ones hear too little

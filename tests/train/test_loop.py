@@ -31,13 +31,14 @@ from mingpt.observe.events import (
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.train import assemble, loop
-from mingpt.train.bad_steps import BadSteps
-from mingpt.train.evaluation import Evaluation
-from mingpt.train.factory import build
+from mingpt.snapshot.tiers import Tiers
+from mingpt.train import loop, running, setup
+from mingpt.train.claiming import claim_attempt
+from mingpt.train.factory import FixedBuffers, build
 from mingpt.train.figures import DelayedRead, Moment
 from mingpt.train.loop import Run
-from mingpt.train.reporter import Pace, Reporter, begin_snapshots
+from mingpt.train.origin import restore
+from mingpt.train.reporter import Pace, Reporter
 from mingpt.train.resume import other_validation
 from mingpt.world.clock import Clock
 from mingpt.world.joining import join
@@ -110,18 +111,17 @@ def open_run(place: str, text: Path, cache: Path, world: World) -> OpenRun:
         source = open_data(config.data, config.model.block_size, config.batch.micro_size)
         model, lifetime, watching = build(config, source.vocabulary.size), Lifetime(), Observers(observers, print)
         lifetime.clock, lifetime.phase = Clock("step"), Phase.JOINED
-        checkpointer = Checkpointer(config, world, 0, print)
-        assemble.place_model(config, source, model, world)
-        hooks = assemble.hooks_of(checkpointer, lifetime, world.device)
-        context = assemble.context_of(config, source, model, world, hooks)
-        origin = assemble.restore(config, source, context, checkpointer)
-        record = assemble.claim_attempt(config, source, origin, checkpointer, world)
-        begin_snapshots(checkpointer, record, watching)
+        setup.place_model(config, source, model, world)
+        context = setup.context_of(config, source, model, world)
+        tiers = Tiers(config, world, 0, print)
+        origin = restore(config, source, context, tiers, lifetime.clock)
+        record = claim_attempt(config, source, origin, tiers, world)
         reporter = Reporter(config, watching, context, lifetime, origin.step, record.attempt)
-        evaluation = Evaluation(context, config, source, watching.publish, origin.best_val_loss)
-        bad_steps = BadSteps(config, context, checkpointer, watching)
-        run = assemble.run_of(config, source, context, checkpointer, origin.step, evaluation, bad_steps, reporter)
-        run = replace(run, read=DelayedRead(origin.step, late=late))
+        checkpointer = Checkpointer(config, tiers, record, reporter)
+        buffers = FixedBuffers(model, config.model, world)
+        attempt = running.Attempt(config, source, context, tiers, origin, record, lifetime)
+        run = running.run_of(attempt, checkpointer, reporter, buffers)
+        run = replace(run, read=DelayedRead(context.update.guard.skips, late))
         return Opened(run, config, source, lifetime, origin.best_val_loss)
 
     return opened
@@ -199,7 +199,8 @@ def test_the_speed_of_a_step_is_its_own_whenever_it_is_read(
 
         clock = partial(now.__getitem__, 0)
         run.lifetime.clock, run.lifetime.stop = Clock("step", clock), stop
-        read = DelayedRead(run.run.start, late, clock, run.lifetime.clock.paused)
+        skips = run.run.context.update.guard.skips
+        read = DelayedRead(skips, late, clock, run.lifetime.clock.paused)
         train, context = run.config.train, run.run.context
         loop.train(replace(run.run, batches=batches(), read=read))
         seconds = microbatch * len(context.microbatches)
