@@ -1,7 +1,8 @@
 """Prints to stdout and stderr. A run must not end because a pipe or a terminal is closed (`| head`).
 
 Any other output that is lost (a full disk) is told on stderr, and the process does not end with 0: see `ended`.
-Control characters are escaped, since a line may contain text from a file (a manifest, a file's name).
+Control characters are escaped, since a line may contain text from a file (a manifest, a file's name), and secrets are
+blanked here and not where a message is made: all messages come here.
 """
 
 import json
@@ -14,19 +15,20 @@ from errno import EIO, EPIPE
 from typing import Any, TextIO
 
 from mingpt.errors import CRASHED, FINISHED
-from mingpt.redact import escaped
+from mingpt.redact import escaped, redacted
 
 lost = False  # whether output could not be written
 
 
 def say(text: str) -> None:
     """Print to stdout and flush. In one write, since the snapshot writer's thread prints, too."""
-    put(f"{escaped(text)}\n")
+    put(f"{escaped(redacted(text))}\n")
 
 
 def say_json(value: Any) -> None:
     """Print a document for programs, in one line."""
-    say(json.dumps(finite(value)))
+    # Before it is JSON: there a quote in a text is two characters, and a blanked value could take one along.
+    put(f"{escaped(json.dumps(finite(redacted(value))))}\n")
 
 
 def finite(value: Any) -> Any:
@@ -51,8 +53,8 @@ def put(text: str) -> bool:
 
 
 def complain(text: str) -> None:
-    """Print to stderr and flush."""
-    if _write(sys.stderr, f"{escaped(text)}\n") is not None:
+    """Print to stderr and flush, as `say` does."""
+    if _write(sys.stderr, f"{escaped(redacted(text))}\n") is not None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 

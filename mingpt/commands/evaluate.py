@@ -13,7 +13,6 @@ from mingpt.console import complain, say, say_json
 from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.console import ConsoleLines
-from mingpt.redact import without_secrets
 from mingpt.train.attempt import agree_on_inputs, report_failure
 from mingpt.train.evaluation import Figures, byte_lengths, evaluate
 from mingpt.world.env import Env
@@ -106,5 +105,5 @@ def as_text(figures: Figures) -> str:
 
 def name_data(data: dict[str, Any]) -> str:
     """The data's kind and, if it has one, its path."""
-    path = f" data.path={without_secrets(data['path'])}" if "path" in data else ""
+    path = f" data.path={data['path']}" if "path" in data else ""
     return f"data.kind={data['kind']}{path}"

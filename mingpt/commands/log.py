@@ -12,7 +12,7 @@ from mingpt.errors import OF_ONE, UserError
 from mingpt.folder import Folder
 from mingpt.history.history import NOTHING
 from mingpt.observe.ledger import Account
-from mingpt.redact import as_lines, without_secrets
+from mingpt.redact import as_lines
 from mingpt.report.reading import Run
 
 STEPS_SHOWN = 5  # of what an attempt has set aside
@@ -69,14 +69,14 @@ def _runs(url: str) -> list[Run]:
         if not runs:
             if NOTHING not in str(none):
                 raise
-            raise UserError(f"{without_secrets(url)}: neither a run nor a folder of runs: check the spelling") from none
+            raise UserError(f"{url}: neither a run nor a folder of runs: check the spelling") from none
         return runs
 
 
 def _of_run(run: Run) -> Node:
     there, aside = [*run.past.manifests.values()], run.past.set_aside()
     count = sum(a.end not in ("rewind", "undo") for a in run.attempts)
-    text = f"{run.name} ({run.past.url}): step {run.last_step:,}, {counted(count, 'attempt')}"
+    text = f"{run.name} ({run.past.folder}): step {run.last_step:,}, {counted(count, 'attempt')}"
     if parent := run.past.parent:
         text += f"; forked from {parent.run} after step {parent.step:,}"
         text += f", with other {', '.join(parent.keys)}" if parent.keys else ""
@@ -86,7 +86,7 @@ def _of_run(run: Run) -> Node:
     first = [_of_snapshot(m) for m in there if m.attempt not in known]
     about = {
         "run": run.name,
-        "dir": run.past.url,
+        "dir": run.past.folder,
         "step": run.last_step,
         "disk": run.disk,
         "parent": asdict(parent) if parent else None,

@@ -18,7 +18,6 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.model.language import Language
 from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token
-from mingpt.redact import without_secrets
 from mingpt.snapshot.elsewhere import alone
 from mingpt.train.factory import why_no_graph
 from mingpt.train.footprint import Footprint, Model, changed, footprint, look_at
@@ -65,7 +64,7 @@ def plan_command(options: argparse.Namespace) -> int:
     else:
         say("\n".join(_lines(plan)))
         if needed.network:
-            say(f"unless all nodes share it, {alone(without_secrets(config.run.dir), 'one node')}")
+            say(f"unless all nodes share it, {alone(config.run.dir, 'one node')}")
         if gpu:
             speed = gpu.peak(config.precision) * MFU * min(gpus, per_node) * options.num_nodes
             say(_cost(config, model, speed, host_seconds(config, model, processes, graphs)))

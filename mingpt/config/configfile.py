@@ -72,4 +72,5 @@ def read_config(run_dir: str) -> dict[str, Any] | None:
         config = yaml.load(Folder(run_dir, "RUN").read(NAME, LONGEST) or b"", _Loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return None
-    return config if isinstance(config, dict) else None
+    # As a manifest's: ours has none, and another program may have written this one.
+    return without_secrets(config, environment=False) if isinstance(config, dict) else None

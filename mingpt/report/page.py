@@ -8,7 +8,6 @@ from datetime import datetime, timezone
 import numpy as np
 
 from mingpt.observe.ledger import Account, duration, goodput_line
-from mingpt.redact import without_secrets
 from mingpt.report.figures import Band, Line, chart, color
 from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Run
@@ -94,7 +93,7 @@ def facts(run: Run) -> dict[str, str]:
         "wall time": duration(run.ledger.wall) if run.ledger else None,
         "cost": f"{cost:,.2f}" if run.ledger and (cost := run.ledger.cost()) is not None else None,
     }
-    return {key: str(without_secrets(value)) for key, value in found.items() if value is not None}
+    return {key: str(value) for key, value in found.items() if value is not None}
 
 
 def _head(run: Run) -> str:
@@ -104,7 +103,7 @@ def _head(run: Run) -> str:
     digest = f'<p class="soft">step {last.step:,} has the digest {text(last.digest)}</p>' if last else ""
     other = f", with other {', '.join(parent.keys)}" if parent and parent.keys else ""
     fork = f"<p>forked from {text(parent.run)} after step {parent.step:,}{text(other, 400)}</p>" if parent else ""
-    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.past.url, 300)}</p>'
+    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.past.folder, 300)}</p>'
     return f'{title}{fork}{goodput}<dl class="card">{shown}</dl>{digest}'
 
 
@@ -160,6 +159,6 @@ def _samples(run: Run) -> str:
 
 
 def _config(run: Run) -> str:
-    own = json.dumps(without_secrets(run.manifest.config), indent=1, ensure_ascii=False) if run.manifest else ""
+    own = json.dumps(run.manifest.config, indent=1, ensure_ascii=False) if run.manifest else ""
     shown = _lines(run.config or own)
     return f"<details><summary>Config</summary><pre class='card'>{shown}</pre></details>" if shown else ""
