@@ -16,11 +16,11 @@ SECRET_NAME = r"token|password|passwd|secret|connection_?string|api_?key|account
 # At the end of a key's or variable's name: `token`, `hf_token`, `AccountKey`; not `tokens`, `tokenizer`, `n_key`.
 NAME = re.compile(rf"(?:^|.*[._\-])(?:{SECRET_NAME}|key|credentials?)$", re.I)
 # Inside a text: `data.token=…`, `AccountKey=…`, `'token': '…'`, `{token: …}`; up to the next quote if the value is in
-# quotes, which a shell's quoting turns into `'"'"'`. Not a bare `key=` or `token: …`, which our messages use for any
-# key, and not `health.notify=null`: no value is no secret.
+# quotes. A shell's quoting makes `'"'"'` of these, and Python's and JSON's put a backslash before them. Not a bare
+# `key=` or `token: …`, which our messages use for any key, and not `health.notify=null`: no value is no secret.
 NAMED = re.compile(
-    rf"(?i)((?:{SECRET_NAME}|credentials?|[\w]\.key|--key)(?:=|['\"]\s*:\s*))(?!(?:null|None)\b)"
-    rf"(['\"]|'\"'\"')?(?(2)[^'\"]+|[^\s'\"]+)"
+    rf"(?i)((?:{SECRET_NAME}|credentials?|[\w]\.key|--key)(?:=|\\*['\"]\s*:\s*))(?!(?:null|None)\b)"
+    rf"(\\*['\"]|'\"'\"')?(?(2)[^'\"]+|[^\s'\"]+?(?=[:;,.)\]}}]*(?:[\s'\"]|$)))"
 )
 IN_BRACES = re.compile(rf"(?i)((?:{SECRET_NAME}|credentials?|key):\s)(['\"])?(?(2)[^'\"]+|[^\s'\",}}]+)(?=.*\}})")
 KNOWN = re.compile(r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_\-]{6,}")

@@ -1,6 +1,7 @@
 """Secrets go into every source of text at once; what leaves the process through every sink is searched for them."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,11 @@ SENTENCES = [
     # No value is no secret, and what names only look like one stays.
     ("health.notify=null data.tokens=bpe keep=2", "health.notify=null data.tokens=bpe keep=2"),
     ("health.notify=http://h/x data.token=abc", "health.notify=*** data.token=***"),
+    ("data.token=abc: unknown; (password=x)", "data.token=***: unknown; (password=***)"),
+    ("\"data.token='a b'\" is none", "\"data.token='***'\" is none"),
+    (repr("it's data.token='a b c' \"x\""), repr("it's data.token='***' \"x\"").replace("***\\", "***")),
+    (json.dumps({"hf_token": "a b", "n": 1}), '{"hf_token": "***", "n": 1}'),
+    (shlex.join(["data.token='a b'", "seed=2"]), shlex.join(["data.token='***'", "seed=2"])),
     ("runs/a@1200 and s3://bucket/run@1200", "runs/a@1200 and s3://bucket/run@1200"),
 ]
 
