@@ -15,7 +15,7 @@ from typing import Any
 
 from mingpt.errors import UserError
 from mingpt.folder import ModelFolder
-from mingpt.redact import printable, without_secrets
+from mingpt.redact import printable
 from mingpt.storage import install, name_of
 
 END_OF_TEXT = "<|endoftext|>"
@@ -232,4 +232,4 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
         name, raw = next(iter(files.items()))
         return (GPT2Tokens if MERGES in (name, name_of(url)) else HuggingFaceTokens)(raw.decode("utf-8-sig"))
     except (UserError, ValueError) as error:
-        raise UserError(f"{key}={without_secrets(url)}: {error}") from error
+        raise UserError(f"{key}={url}: {error}") from error

@@ -36,7 +36,7 @@ from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary
 from mingpt.data.windows import PaddedBatches, TokenFile
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
-from mingpt.redact import printable, without_secrets
+from mingpt.redact import printable
 
 if TYPE_CHECKING:
     from mingpt.config.schema import Config
@@ -59,7 +59,7 @@ class ChatData(Tokenized):
 
     def problem(self, config: "Config") -> str | None:
         if self.template not in FORMS and self.tokens != "bpe":
-            shown = f"{KEY}={without_secrets(self.template)}"
+            shown = f"{KEY}={self.template}"
             return f"{shown}: neither chatml nor plain, and a tokenizer's needs data.tokens=bpe and data.tokenizer=…"
         return super().problem(config)
 
@@ -227,7 +227,7 @@ def packed(lengths: NDArray[np.int64], block_size: int) -> tuple[Positions, Posi
 
 def open_chat(config: ChatData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
     """The last conversations validate. Raises UserError if a line is none, or all are too long for block_size."""
-    shown = f"data.path={without_secrets(config.path)}"
+    shown = f"data.path={config.path}"
     if vocabulary is None and config.tokenizer is not None:
         vocabulary = read_tokenizer(config.tokenizer, "data.tokenizer")
     if config.template != PLAIN and isinstance(vocabulary, Encoder) and not vocabulary.template:
