@@ -15,7 +15,6 @@ from typing import Any
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.preflight.helper import Unreached
-from mingpt.redact import without_secrets
 from mingpt.world.secret import SECRET, signed, verified
 
 SEGMENT = 400  # bytes of a TCP segment: preflight's own messages pass where an MTU black hole swallows large packets
@@ -117,7 +116,7 @@ def find_home(config: Config, hosts: list[str], seconds: float) -> tuple[list[st
     os.environ.update(RANK=rank, GROUP_RANK=rank, WORLD_SIZE=str(_met.size), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     search = HomeSearch(config)
     order = search.settle(lambda value: _met.gather(value, seconds))
-    notes = [alone(without_secrets(config.run.dir), host)] if (host := search.home.host) else []
+    notes = [alone(config.run.dir, host)] if (host := search.home.host) else []
     return [hosts[order[r]] for r in search.home.snapshots], notes
 
 
