@@ -103,8 +103,7 @@ def report_failure(error: BaseException, lifetime: Lifetime, config: Config | No
     if same_in_main and lifetime.wait_for_signal(PRINT_SECONDS):
         return failure.code
     if failure.trace:
-        trace = "".join(traceback.format_exception(error)).splitlines()
-        complain("\n".join(str(without_secrets(line)) for line in trace))
+        complain("".join(traceback.format_exception(error)).rstrip("\n"))
     where = f"rank {env.rank} on {socket.gethostname()}: " if env.rank else ""
     complain(f"error: {where}{failure.reason}")
     return failure.code

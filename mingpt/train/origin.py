@@ -87,7 +87,7 @@ def restore(config: Config, source: Source, context: StepContext, checkpointer: 
     elif isinstance(context.model, LanguageModel) and (url := getattr(config.model, "init_from", None)):
         numerics["init_from"] = start_from(context.model, url, source.vocabulary, world)
         if world.is_main:
-            say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
+            say(f"started from the weights of {url} (sha256 {numerics['init_from'][:16]})")
     return origin
 
 
@@ -140,7 +140,7 @@ def another_running(config: Config) -> str:
     who = printable(f"attempt {newest.number} ({host}, pid {process.get('pid')}{seen})")
     if alive and not config.resume.take_over:
         raise UserError(
-            f"run.dir={without_secrets(config.run.dir)}: {who} is training this run on this machine: stop it, give "
+            f"run.dir={config.run.dir}: {who} is training this run on this machine: stop it, give "
             f"this run another run.name, or take over with resume.take_over=true"
         )
     return f"{who} seems to be running: this attempt takes over"
@@ -165,7 +165,7 @@ def claim_attempt(
     blind = [rank for rank, sees in enumerate(world.gather(sees)) if not sees]
     if blind:  # checked now: the first snapshot would fail, perhaps hours later
         raise UserError(
-            f"run.dir={without_secrets(config.run.dir)} is not shared by all: process {blind[0]} does not see what "
+            f"run.dir={config.run.dir} is not shared by all: process {blind[0]} does not see what "
             f"process 0 has written there: take a folder that all nodes share, or a bucket"
         )
     this_attempt = {
@@ -179,7 +179,7 @@ def claim_attempt(
     if home.host:
         this_attempt["disk"] = home.host
         if world.is_main:
-            say(f"WARNING: {alone(str(without_secrets(config.run.dir)), home.host)}")
+            say(f"WARNING: {alone(config.run.dir, home.host)}")
     if validation := resume.validation_of(config, source):
         this_attempt[VALIDATION] = validation
     if origin.changes:
@@ -187,6 +187,7 @@ def claim_attempt(
     provenance = {
         "run": config.run.name,
         "vocabulary": source.vocabulary.to_json(),
+        # Here, not only in the manifest: trackers get it, and what equality of bits is named by must be the same later.
         "config": without_secrets(config.model_dump()),
         "fingerprint": origin.numerics,
         "history": [*origin.history, this_attempt],

@@ -39,7 +39,6 @@ from mingpt.observe.speed import flops_per_token, peak_flops, peak_memory
 from mingpt.observe.stragglers import Stragglers
 from mingpt.observe.trace import SameBits, Trace
 from mingpt.observe.trackers import open_trackers
-from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.train.context import StepContext
@@ -175,8 +174,7 @@ class Reporter:
     def failed(self, error: BaseException) -> None:
         self.lifetime.ending = True
         failure = classify(error, self.lifetime.phase)
-        reason = str(without_secrets(failure.reason))
-        self.observers.publish(AttemptFailed(self.done, failure.code, type(error).__name__, reason))
+        self.observers.publish(AttemptFailed(self.done, failure.code, type(error).__name__, failure.reason))
 
     def report_hang(self, error: BaseException) -> None:
         """In rank 0 its observers do; in others an alarm, for a rank 0 that is silent."""

@@ -154,7 +154,7 @@ def _extension(manifest: Manifest, config: Config, changes: Changes) -> list[str
         return []
     if not all(key.startswith(SCHEDULE) for key in changes) or not same_past(manifest, config, schedule.stable_until):
         return []
-    here = without_secrets(config.run.dir)
+    here = config.run.dir
     return [
         f"  `mingpt snapshots rewind {here} --step {schedule.stable_until}`, and the same command goes on from the end "
         f"of the stable phase, with the bits of a run planned so before;"
@@ -199,7 +199,7 @@ def consequences(manifest: Manifest, config: Config, changes: Changes, world: Wo
 
 
 def _refusal(manifest: Manifest, config: Config, lines: list[str], extension: list[str]) -> str:
-    here, step = without_secrets(config.run.dir), manifest.step
+    here, step = config.run.dir, manifest.step
     return "\n".join(
         [
             f"run.dir={here} has step {step} with other settings, and these affect the result:",
@@ -217,7 +217,7 @@ def check_fits(
     manifest: Manifest, config: Config, vocabulary: Mapping[str, Any], model: nn.Module, own: Method | None = None
 ) -> None:
     """Raise UserError unless the snapshot is one of this model over this vocabulary. own: the user's own optimizer."""
-    where = f"the snapshot of step {manifest.step} in {without_secrets(config.snapshot.dir)}"
+    where = f"the snapshot of step {manifest.step} in {config.snapshot.dir}"
     cure = "set the keys back, or take another run.dir"
     if manifest.vocabulary != vocabulary:
         changed = differences(manifest.config.get("data"), without_secrets(config.data.model_dump()), "data")
