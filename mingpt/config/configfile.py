@@ -48,7 +48,7 @@ def create_config(config: Config, claim: str) -> None:
     folder, content = Folder(config.run.dir), f"# {claim}\n{as_yaml(config)}".encode()
     folder.create(NAME, content)
     if folder.read(NAME, LONGEST) != content:
-        where = without_secrets(folder.path(NAME))
+        where = folder.path(NAME)
         raise UserError(f"{where} is that of another run, or of another fork that goes on: give a place of its own")
 
 
