@@ -8,14 +8,18 @@ blanked here and not where a message is made: all messages come here.
 import json
 import math
 import os
+import re
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from errno import EIO, EPIPE
 from typing import Any, TextIO
 
 from mingpt.errors import CRASHED, FINISHED
-from mingpt.redact import escaped, redacted
+from mingpt.redact import redacted
+
+# Control characters (escape codes begin with one) except tab and line feed; line separators; direction marks.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 lost = False  # whether output could not be written
 
@@ -62,6 +66,21 @@ def counted(number: int, noun: str) -> str:
     """`1 process`, `2,000 processes`."""
     plural = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{number:,} {noun}{plural * (number != 1)}"
+
+
+def escaped(text: str) -> str:
+    """The text with control characters escaped, so that foreign text in it can't control a terminal."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def as_lines(texts: Iterable[str]) -> str:
+    """A page for a terminal or a log of texts that may be foreign: each stays one line."""
+    return "\n".join(map(printable, texts))
+
+
+def printable(text: str) -> str:
+    """Foreign text as part of one line: control characters, line feeds and tabs are escaped."""
+    return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

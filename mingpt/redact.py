@@ -1,4 +1,4 @@
-"""Removes secrets from configs and texts, and escapes control characters.
+"""Removes secrets from configs and texts.
 
 This is the business of sinks, the few places where something leaves the process: console.py, events that are published,
 torchrun's error file, a manifest's config, a report's page. What makes a message does not ask what is secret in it:
@@ -7,7 +7,6 @@ whoever forgot it once would leak.
 
 import os
 import re
-from collections.abc import Iterable
 from typing import Any
 
 BLANK = "***"
@@ -33,8 +32,6 @@ QUERY_IN_LINE = re.compile(r"(://[^?#\s]*[?#])\S*?(?=[:;,.)\]}'\"]*(?:\s|$))")
 # Behind a space in a URL's path, which ends the match before.
 PARAMETER = re.compile(r"([?&][\w.~-]+=)[^\s&'\"]+")
 SHORTEST = 8  # characters of a secret of the environment; shorter ones would match inside of ordinary words
-# Control characters (escape codes begin with one) except tab and line feed; line separators; direction marks.
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def without_secrets(value: Any, environment: bool = True) -> Any:
@@ -92,18 +89,3 @@ def _of_environment() -> list[str]:
     """The environment's secrets, the longest first, since one may contain another."""
     values = {v for k, v in os.environ.items() if len(v) >= SHORTEST and NAME.match(k)}
     return sorted(values, key=len, reverse=True)
-
-
-def escaped(text: str) -> str:
-    """The text with control characters escaped, so that foreign text in it can't control a terminal."""
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
-
-
-def as_lines(texts: Iterable[str]) -> str:
-    """A page for a terminal or a log of texts that may be foreign: each stays one line."""
-    return "\n".join(map(printable, texts))
-
-
-def printable(text: str) -> str:
-    """Foreign text as part of one line: control characters, line feeds and tabs are escaped."""
-    return escaped(text).replace("\n", "\\n").replace("\t", "\\t")

@@ -18,10 +18,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from mingpt import hub
-from mingpt.console import complain
+from mingpt.console import complain, printable
 from mingpt.errors import TransientError, UserError
 from mingpt.localfile import NotPlain
-from mingpt.redact import printable
 
 # By scheme of URL: the extra of this package that installs its client.
 EXTRAS = {

@@ -18,10 +18,10 @@ from mingpt.config.configfile import NAME, create_config
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
 from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
-from mingpt.console import say
+from mingpt.console import printable, say
 from mingpt.errors import Damaged, UserError
 from mingpt.folder import Folder
-from mingpt.redact import BLANK, printable, without_secrets
+from mingpt.redact import BLANK, without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import FORK, Parent, make_run_dir, new_named, newest_number, parent_of, records
 from mingpt.snapshot.format import Manifest

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from mingpt.commands.loading import device_of, open_model
-from mingpt.console import complain, put
+from mingpt.console import complain, escaped, put
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import LanguageModel
 from mingpt.model.sampling import generate_stream
-from mingpt.redact import escaped
 from mingpt.storage import open_fs, place
 
 BETWEEN = "---------------\n"  # texts

@@ -7,12 +7,11 @@ import argparse
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mingpt.console import complain, counted, say, say_json
+from mingpt.console import as_lines, complain, counted, say, say_json
 from mingpt.errors import OF_ONE, UserError
 from mingpt.folder import Folder
 from mingpt.history.history import NOTHING
 from mingpt.observe.ledger import Account
-from mingpt.redact import as_lines
 from mingpt.report.reading import Run
 
 STEPS_SHOWN = 5  # of what an attempt has set aside

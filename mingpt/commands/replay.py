@@ -8,11 +8,10 @@ from typing import Any
 from mingpt.command import UNFIT
 from mingpt.commands.replay_out import store
 from mingpt.commands.samples import shown_sample
-from mingpt.console import complain, say, say_json
+from mingpt.console import as_lines, complain, printable, say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
 from mingpt.model.language import LanguageModel
-from mingpt.redact import as_lines, printable
 from mingpt.snapshot.reader import split_url
 from mingpt.train.closeup import clip_factor, layers, look
 from mingpt.train.replaying import AS_IT_WAS, Again, Change, Replay, replay

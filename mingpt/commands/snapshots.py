@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from mingpt.command import Unfit
 from mingpt.config.keys import declared, leaves
 from mingpt.config.schema import Schedule, Snapshot
-from mingpt.console import columns, counted, say, say_json
+from mingpt.console import as_lines, columns, counted, printable, say, say_json
 from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
-from mingpt.redact import as_lines, printable
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Manifest

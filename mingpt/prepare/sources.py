@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mingpt import hub
+from mingpt.console import printable
 from mingpt.errors import UserError
 from mingpt.prepare.forms import FORMS, PACKED, Form
-from mingpt.redact import printable
 from mingpt.storage import name_of, open_fs, place, without_query
 
 AT_ONCE = 16  # files whose stores are asked at a time

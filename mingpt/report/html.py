@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from mingpt.redact import printable, redacted
+from mingpt.console import printable
+from mingpt.redact import redacted
 
 LONGEST = 120  # characters of a cell
 MOST_ROWS = 200

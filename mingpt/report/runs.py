@@ -6,11 +6,10 @@ from typing import Any
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
 from mingpt.config.stored import is_below
-from mingpt.console import columns, complain
+from mingpt.console import as_lines, columns, complain
 from mingpt.errors import OF_ONE
 from mingpt.folder import Folder
 from mingpt.history.history import NOTHING
-from mingpt.redact import as_lines
 from mingpt.report.reading import Run
 
 OWN = ("run", "snapshot.dir")  # what differs between any two runs
