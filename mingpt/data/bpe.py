@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from mingpt.console import printable
 from mingpt.errors import UserError
 from mingpt.folder import ModelFolder
-from mingpt.redact import printable
 from mingpt.storage import install, name_of
 
 END_OF_TEXT = "<|endoftext|>"

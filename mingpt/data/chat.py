@@ -25,7 +25,7 @@ from pydantic import Field
 
 from mingpt.config.kinds import register
 from mingpt.config.section import AffectsResult
-from mingpt.console import say
+from mingpt.console import printable, say
 from mingpt.data.bpe import Encoder, read_tokenizer
 from mingpt.data.cache import ArrayFile
 from mingpt.data.otherforms import how_to_map
@@ -36,7 +36,6 @@ from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary
 from mingpt.data.windows import PaddedBatches, TokenFile
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
-from mingpt.redact import printable
 
 if TYPE_CHECKING:
     from mingpt.config.schema import Config

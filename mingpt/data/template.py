@@ -14,10 +14,10 @@ from jinja2 import TemplateError, ext, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from mingpt.console import printable
 from mingpt.data.bpe import ENDS, FILE_LIMIT, Encoder
 from mingpt.errors import UserError
 from mingpt.folder import ModelFolder
-from mingpt.redact import printable
 
 KEY = "data.template"
 PLAIN, CHATML = "plain", "chatml"
