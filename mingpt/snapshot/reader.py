@@ -9,10 +9,10 @@ from functools import partial
 
 from torch import Tensor
 
+from mingpt.console import printable
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.folder import Folder
 from mingpt.localfile import T
-from mingpt.redact import printable
 from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
