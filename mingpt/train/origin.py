@@ -14,12 +14,12 @@ from torch import Tensor
 from mingpt.compute.numerics import differences, fingerprint
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
-from mingpt.console import say
+from mingpt.console import printable, say
 from mingpt.data.source import Source
 from mingpt.errors import UserError
 from mingpt.model.language import LanguageModel
 from mingpt.observe.ledger import accounts, duration
-from mingpt.redact import printable, without_secrets
+from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here
 from mingpt.snapshot.checkpointer import Checkpointer

@@ -21,9 +21,10 @@ from mingpt.compute.optimizer import Method, batch_factor, muon_names, roles, sc
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import declared, filled
 from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule
+from mingpt.console import printable
 from mingpt.data.source import Source, sampled_split
 from mingpt.errors import UserError
-from mingpt.redact import printable, without_secrets
+from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Parent, new_named
 from mingpt.snapshot.format import Manifest
 from mingpt.train.evaluation import evaluated_part
