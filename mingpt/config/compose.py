@@ -31,9 +31,9 @@ from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, value_of
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.validation import validate
-from mingpt.console import say
+from mingpt.console import as_lines, say
 from mingpt.errors import UserError
-from mingpt.redact import BLANK, as_lines, is_secret, without_secrets
+from mingpt.redact import BLANK, is_secret, without_secrets
 
 NOT_SET = ": not set: "
 UNSET = re.compile(r"Environment variable '(\w+)' not found")

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mingpt.config.keys import held_at, keys, kind_of, kinds_at, kinds_having, named
-from mingpt.redact import printable
+from mingpt.console import printable
 
 # As nanoGPT and others call them.
 OTHERS = {

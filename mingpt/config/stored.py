@@ -18,8 +18,9 @@ from mingpt.config.compose import configure
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, takes_any, value_of
 from mingpt.config.schema import Config
+from mingpt.console import printable
 from mingpt.errors import UserError
-from mingpt.redact import BLANK, printable
+from mingpt.redact import BLANK
 
 NAME = "stored-config"  # of the file that the command line is laid over
 OF_EACH_RUN = ("run.name", "run.dir", "snapshot.dir", "resume")
