@@ -83,6 +83,11 @@ def printable(text: str) -> str:
     return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def shortened(text: str, longest: int) -> str:
+    """The text, with an ellipsis in place of what is beyond `longest` characters."""
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """The rows as lines, each cell as wide as the widest of its column."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

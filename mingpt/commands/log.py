@@ -117,9 +117,8 @@ def _of_attempt(run: Run, account: Account, there: list[Any], aside: list[Any]) 
     if account.end in ("rewind", "undo"):
         what = f"rewind to step {start:,}" if account.end == "rewind" else f"rewind undone: back to step {start:,}"
         return Node(what, about, snapshots)
-    where = " × ".join(str(part) for part in (account.world_size, account.device) if part)
     which = f"steps {start + 1:,} to {kept:,}" if kept > start else f"none of its steps, from {start:,}"
-    text = ", ".join(part for part in (f"attempt {number}: {which}", where, account.end, damage) if part)
+    text = ", ".join(part for part in (f"attempt {number}: {which}", account.processes, account.end, damage) if part)
     if steps:
         more = ", …" if len(steps) > STEPS_SHOWN else ""
         text += f"; set aside: {', '.join(f'{step:,}' for step in steps[:STEPS_SHOWN])}{more}"

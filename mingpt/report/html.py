@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from mingpt.console import printable
+from mingpt.console import printable, shortened
 from mingpt.redact import redacted
 
 LONGEST = 120  # characters of a cell
@@ -23,8 +23,7 @@ class Html(str):
 def text(value: object, longest: int = LONGEST) -> Html:
     if isinstance(value, Html):
         return value
-    shown = printable(redacted(str(value)))
-    return Html(escape(shown if len(shown) <= longest else f"{shown[:longest]}…"))
+    return Html(escape(shortened(printable(redacted(str(value))), longest)))
 
 
 def table_of(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
