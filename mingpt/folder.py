@@ -51,10 +51,9 @@ class Folder:
     """
 
     def __init__(self, url: str, key: str = "run.dir") -> None:
-        self.given = url.rstrip("/")
         self.fs, path = open_fs(url, key)
         self.root = path.rstrip("/") or "/"
-        self.url, self.key = url if self.root == "/" else self.given, key
+        self.url, self.key = url if self.root == "/" else url.rstrip("/"), key
         self.shown = f"{key}={self.url}"
         self.local = is_local(self.fs)
 

@@ -101,7 +101,7 @@ class HomeSearch:
             made = [place.root for place in places if not os.path.exists(place.root)]
             try:
                 for place in places:
-                    make_run_dir(place.given)
+                    make_run_dir(place.url)
                     Path(place.path(probe)).touch(exist_ok=False)
             except (UserError, TransientError, OSError) as error:
                 why_not = str(error)
