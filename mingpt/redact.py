@@ -21,7 +21,8 @@ NAMED = re.compile(
     rf"(?i)((?:{SECRET_NAME}|credentials?|[\w]\.key|--key)(?:=|\\*['\"]\s*:\s*))(?!(?:null|None)\b)"
     rf"(\\*['\"]|'\"'\"')?(?(2)[^'\"]+|[^\s'\"]+?(?=[:;,.)\]}}]*(?:[\s'\"]|$)))"
 )
-IN_BRACES = re.compile(rf"(?i)((?:{SECRET_NAME}|credentials?|key):\s)(['\"])?(?(2)[^'\"]+|[^\s'\",}}]+)(?=.*\}})")
+BRACES = re.compile(r"\{.*\}")
+IN_BRACES = re.compile(rf"(?i)((?:{SECRET_NAME}|credentials?|key):\s)(['\"])?(?(2)[^'\"]+|[^\s'\",}}]+)")
 KNOWN = re.compile(r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_\-]{6,}")
 # A URL's user and password, up to the last `@`, since a password may contain a `/`.
 USER = re.compile(r"://[^/\s'\"]*@|://[^/:@\s'\"]+:[^\s'\"]*@")
@@ -80,8 +81,8 @@ def _text(text: str, secrets: list[str], query: re.Pattern[str]) -> str:
         text = USER.sub(f"://{BLANK}@", text)
         text = query.sub(rf"\1{BLANK}", text)
         text = PARAMETER.sub(rf"\1{BLANK}", text)
-    for named in (NAMED, IN_BRACES):
-        text = named.sub(rf"\1\2{BLANK}", text)
+    text = NAMED.sub(rf"\1\2{BLANK}", text)
+    text = BRACES.sub(lambda braces: IN_BRACES.sub(rf"\1\2{BLANK}", braces[0]), text)
     return KNOWN.sub(BLANK, text)
 
 

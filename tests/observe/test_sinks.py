@@ -74,6 +74,8 @@ SENTENCES = [
     (repr("it's data.token='a b c' \"x\""), repr("it's data.token='***' \"x\"").replace("***\\", "***")),
     (json.dumps({"hf_token": "a b", "n": 1}), '{"hf_token": "***", "n": 1}'),
     (shlex.join(["data.token='a b'", "seed=2"]), shlex.join(["data.token='***'", "seed=2"])),
+    ("a secret: give '${oc.env:NAME}'", "a secret: give '${oc.env:NAME}'"),
+    ("{a: {b: 1}, hf_token: abc, key: 'd e'}", "{a: {b: 1}, hf_token: ***, key: '***'}"),
     ("runs/a@1200 and s3://bucket/run@1200", "runs/a@1200 and s3://bucket/run@1200"),
 ]
 
