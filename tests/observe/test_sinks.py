@@ -242,8 +242,11 @@ def test_a_run_of_a_stranger(tmp_path: Path, trained: Path) -> None:
         del manifest["checksum"]
         manifest["checksum"] = sha256(CANONICAL.encode(manifest).encode()).hexdigest()
         path.write_text(CANONICAL.encode(manifest))
-    config = run / "config.yaml"
-    config.write_text(f"{config.read_text()}\nmore: {{hf_token: {CANARY}, url: '{URL}'}}\n")
+    other = tmp_path / "other"  # a table of both has the settings in which they differ
+    shutil.copytree(run, other)
+    for folder, token in ((run, CANARY), (other, f"{CANARY}-2")):
+        config = folder / "config.yaml"
+        config.write_text(f"{config.read_text()}\nmore: {{hf_token: {token}, url: '{URL}'}}\n")
     for metrics in run.glob("metrics/*"):
         with metrics.open("a") as file:
             file.write(json.dumps({"step": 12, "sample": f"see {URL}"}) + "\n")
@@ -253,4 +256,5 @@ def test_a_run_of_a_stranger(tmp_path: Path, trained: Path) -> None:
         assert clean(mingpt.out) + clean(mingpt.err), words
     assert ended.count(0) > len(VERBS) / 2, ended
     shutil.rmtree(run)
+    shutil.rmtree(other)
     clean_folder(tmp_path)
