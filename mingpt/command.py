@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from mingpt.console import complain
+from mingpt.console import complain, printable
 from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError, exit_now
-from mingpt.redact import printable, without_secrets
 
 INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C
 UNFIT = 1
@@ -56,7 +55,7 @@ class Parser(argparse.ArgumentParser):
                     message = f"unrecognized arguments: {argument}: keys have no dashes: write {key}=…"
                 if name in ("-m", "--multirun"):
                     message = f"unrecognized arguments: {argument}: that is for `mingpt train` (docs/sweeps.md)"
-        complain(f"error: {without_secrets(message)}; see --help")
+        complain(f"error: {message}; see --help")
         sys.exit(USER_ERROR)
 
 
@@ -73,7 +72,7 @@ def expanded(verb: str, arguments: Sequence[str], environment: Mapping[str, str]
         environment.get(name, "").strip() for name in ("EXPERIMENT", "RUN_DIR", "OVERRIDES", "NPROC_PER_NODE")
     )
     if WORD.sub("", text).strip():
-        raise UserError(f"OVERRIDES={without_secrets(text)}: a quote is not closed: close it, or leave it out")
+        raise UserError(f"OVERRIDES={text}: a quote is not closed: close it, or leave it out")
     if verb == "evaluate":
         found = [run_dir]
     else:
@@ -104,7 +103,7 @@ def code_of(act: Callable[[], int], interrupted: str = "") -> int:
             complain(interrupted)
         return end.args[0] if end.args else INTERRUPTED
     except Exception:  # a bug of ours: not 1, which says that a check has failed
-        traceback.print_exc()
+        complain(traceback.format_exc().rstrip("\n"))  # not print_exc, which blanks no secret in the error's text
         return CRASHED
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import argcomplete
 
-from mingpt.console import say
+from mingpt.console import put
 from mingpt.errors import FINISHED
 from mingpt.parsers import VERBS, parser_of
 
@@ -33,5 +33,5 @@ def _overrides(**_: object) -> list[str]:
 
 
 def completion_command(options: argparse.Namespace) -> int:
-    say(argcomplete.shellcode(["mingpt"], shell=options.shell))
+    put(f"{argcomplete.shellcode(['mingpt'], shell=options.shell)}\n")  # a program, which must stay as it is
     return FINISHED

@@ -1,32 +1,38 @@
 """Prints to stdout and stderr. A run must not end because a pipe or a terminal is closed (`| head`).
 
 Any other output that is lost (a full disk) is told on stderr, and the process does not end with 0: see `ended`.
-Control characters are escaped, since a line may contain text from a file (a manifest, a file's name).
+Control characters are escaped, since a line may contain text from a file (a manifest, a file's name), and secrets are
+blanked here and not where a message is made: all messages come here.
 """
 
 import json
 import math
 import os
+import re
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from errno import EIO, EPIPE
 from typing import Any, TextIO
 
 from mingpt.errors import CRASHED, FINISHED
-from mingpt.redact import escaped
+from mingpt.redact import redacted
+
+# Control characters (escape codes begin with one) except tab and line feed; line separators; direction marks.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 lost = False  # whether output could not be written
 
 
 def say(text: str) -> None:
     """Print to stdout and flush. In one write, since the snapshot writer's thread prints, too."""
-    put(f"{escaped(text)}\n")
+    put(f"{escaped(redacted(text))}\n")
 
 
 def say_json(value: Any) -> None:
     """Print a document for programs, in one line."""
-    say(json.dumps(finite(value)))
+    # Before it is JSON: there a quote in a text is two characters, and a blanked value could take one along.
+    put(f"{escaped(json.dumps(finite(redacted(value))))}\n")
 
 
 def finite(value: Any) -> Any:
@@ -51,8 +57,8 @@ def put(text: str) -> bool:
 
 
 def complain(text: str) -> None:
-    """Print to stderr and flush."""
-    if _write(sys.stderr, f"{escaped(text)}\n") is not None:
+    """Print to stderr and flush, as `say` does."""
+    if _write(sys.stderr, f"{escaped(redacted(text))}\n") is not None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
@@ -60,6 +66,26 @@ def counted(number: int, noun: str) -> str:
     """`1 process`, `2,000 processes`."""
     plural = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{number:,} {noun}{plural * (number != 1)}"
+
+
+def escaped(text: str) -> str:
+    """The text with control characters escaped, so that foreign text in it can't control a terminal."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def as_lines(texts: Iterable[str]) -> str:
+    """A page for a terminal or a log of texts that may be foreign: each stays one line."""
+    return "\n".join(map(printable, texts))
+
+
+def printable(text: str) -> str:
+    """Foreign text as part of one line: control characters, line feeds and tabs are escaped."""
+    return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, with an ellipsis in place of what is beyond `longest` characters."""
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -26,7 +26,6 @@ from mingpt.localfile import (
     open_folder,
     write_below,
 )
-from mingpt.redact import without_secrets
 from mingpt.storage import hub_folder, is_denied, is_local, may_pass, open_fs, place, unmasked, words_of
 
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
@@ -52,10 +51,9 @@ class Folder:
     """
 
     def __init__(self, url: str, key: str = "run.dir") -> None:
-        self.given = url.rstrip("/")  # may hold secrets: never shown
         self.fs, path = open_fs(url, key)
         self.root = path.rstrip("/") or "/"
-        self.url, self.key = without_secrets(url if self.root == "/" else self.given), key
+        self.url, self.key = url if self.root == "/" else url.rstrip("/"), key
         self.shown = f"{key}={self.url}"
         self.local = is_local(self.fs)
 
@@ -160,7 +158,7 @@ class Folder:
 
     def _bounded(self, name: str, raw: bytes, most: int) -> bytes:
         if len(raw) > most:
-            where = f"{self.key}={without_secrets(self.path(name))}"
+            where = f"{self.key}={self.path(name)}"
             raise UserError(f"{where} has more than {most:,} bytes, more than any such file: put the right one there")
         return raw
 
@@ -243,7 +241,7 @@ class Folder:
         path = self.path(name)
         with self.named_errors():
             if not self.fs.exists(path):
-                where = f"{self.key}={without_secrets(path)}"
+                where = f"{self.key}={path}"
                 raise Incomplete(f"{where} is not there, and the store had taken it: try again")
 
     def open_to_append(self, name: str) -> int:
@@ -256,7 +254,7 @@ class ModelFolder(Folder):
 
     def __init__(self, url: str, key: str, names: Sequence[str]) -> None:
         super().__init__(hub_folder(url, key, names), key)
-        self.names, self.url = names, without_secrets(url)
+        self.names, self.url = names, url
         self.shown = f"{key}={self.url}"
 
     def files(self, most: int) -> dict[str, bytes]:

@@ -1,8 +1,12 @@
-"""Removes secrets from configs and texts before they are printed or stored, and escapes control characters."""
+"""Removes secrets from configs and texts.
+
+This is the business of sinks, the few places where something leaves the process: console.py, events that are published,
+torchrun's error file, a manifest's config, a report's page. What makes a message does not ask what is secret in it:
+whoever forgot it once would leak.
+"""
 
 import os
 import re
-from collections.abc import Iterable
 from typing import Any
 
 BLANK = "***"
@@ -11,28 +15,42 @@ SECRET_NAME = r"token|password|passwd|secret|connection_?string|api_?key|account
 # At the end of a key's or variable's name: `token`, `hf_token`, `AccountKey`; not `tokens`, `tokenizer`, `n_key`.
 NAME = re.compile(rf"(?:^|.*[._\-])(?:{SECRET_NAME}|key|credentials?)$", re.I)
 # Inside a text: `data.token=…`, `AccountKey=…`, `'token': '…'`, `{token: …}`; up to the next quote if the value is in
-# quotes. Not a bare `key=` or `token: …`, which our messages use for any key.
+# quotes. A shell's quoting makes `'"'"'` of these, and Python's and JSON's put a backslash before them. Not a bare
+# `key=` or `token: …`, which our messages use for any key, and not `health.notify=null`: no value is no secret.
 NAMED = re.compile(
-    rf"(?i)((?:{SECRET_NAME}|credentials?|[\w]\.key|--key)(?:=|['\"]\s*:\s*))(['\"])?(?(2)[^'\"]+|[^\s'\"]+)"
+    rf"(?i)((?:{SECRET_NAME}|credentials?|[\w]\.key|--key)(?:=|\\*['\"]\s*:\s*))(?!(?:null|None)\b)"
+    rf"(\\*['\"]|'\"'\"')?(?(2)[^'\"]+|[^\s'\"]+?(?=[:;,.)\]}}]*(?:[\s'\"]|$)))"
 )
-IN_BRACES = re.compile(rf"(?i)((?:{SECRET_NAME}|credentials?|key):\s)(['\"])?(?(2)[^'\"]+|[^\s'\",}}]+)(?=.*\}})")
+BRACES = re.compile(r"\{.*\}")
+IN_BRACES = re.compile(rf"(?i)((?:{SECRET_NAME}|credentials?|key):\s)(['\"])?(?(2)[^'\"]+|[^\s'\",}}]+)")
 KNOWN = re.compile(r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_\-]{6,}")
+# A URL's user and password, up to the last `@`, since a password may contain a `/`.
+USER = re.compile(r"://[^/\s'\"]*@|://[^/:@\s'\"]+:[^\s'\"]*@")
+# The query and the fragment of a URL that ends its text, and of one inside of a sentence: there it ends at a space, and
+# a closing bracket, quote or comma before that belongs to the sentence.
+QUERY = re.compile(r"(://[^?#\n]*[?#]).*")
+QUERY_IN_LINE = re.compile(r"(://[^?#\s]*[?#])\S*?(?=[:;,.)\]}'\"]*(?:\s|$))")
+# Behind a space in a URL's path, which ends the match before.
+PARAMETER = re.compile(r"([?&][\w.~-]+=)[^\s&'\"]+")
 SHORTEST = 8  # characters of a secret of the environment; shorter ones would match inside of ordinary words
-# Control characters (escape codes begin with one) except tab and line feed; line separators; direction marks.
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
-def without_secrets(value: Any) -> Any:
-    """A copy of a plain config or of a text without passwords, signatures and tokens.
+def without_secrets(value: Any, environment: bool = True) -> Any:
+    """A copy of a plain config, or of one of its values, without passwords, signatures and tokens.
 
     Removed are a URL's user, password, query and fragment, the values of keys with a name like NAME, and the values of
-    environment variables with such a name.
+    environment variables with such a name. environment: False for what must not depend on this process's variables.
     """
-    if isinstance(value, dict):
-        return {without_secrets(k): BLANK if is_secret(k, v) else without_secrets(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_secrets(v) for v in value]
-    return _text(value) if isinstance(value, str) else value
+    return _copied(value, _of_environment() if environment else [], QUERY, by_name=True)
+
+
+def redacted(value: Any, environment: bool = True) -> Any:
+    """A copy of what people or programs read: a text, or lists and dicts with texts in them.
+
+    A URL may stand anywhere in a text, and what follows it stays. A dict's values stay whatever their names are, since
+    `attention.key` names a tensor here: texts in which a name stands beside its value lose that value.
+    """
+    return _copied(value, _of_environment() if environment else [], QUERY_IN_LINE, by_name=False)
 
 
 def is_secret(key: object, value: object) -> bool:
@@ -43,15 +61,28 @@ def is_secret(key: object, value: object) -> bool:
     return not isinstance(value, (int, float)) or re.search("passw|secret", words, re.I) is not None
 
 
-def _text(text: str) -> str:
-    for secret in _of_environment():
+def _copied(value: Any, secrets: list[str], query: re.Pattern[str], by_name: bool) -> Any:
+    if isinstance(value, dict):
+        return {
+            _copied(key, secrets, query, by_name): BLANK
+            if by_name and is_secret(key, inner)
+            else _copied(inner, secrets, query, by_name)
+            for key, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_copied(inner, secrets, query, by_name) for inner in value]
+    return _text(value, secrets, query) if isinstance(value, str) else value
+
+
+def _text(text: str, secrets: list[str], query: re.Pattern[str]) -> str:
+    for secret in secrets:
         text = text.replace(secret, BLANK)
     if "://" in text:
-        # A password may contain a `/`, so everything up to the last `@` goes.
-        text = re.sub(r"://[^/\s'\"]*@|://[^/:@\s'\"]+:[^\s'\"]*@", f"://{BLANK}@", text)
-        text = re.sub(r"(://[^?#\n]*[?#]).*", rf"\1{BLANK}", text)
-    for named in (NAMED, IN_BRACES):
-        text = named.sub(rf"\1\2{BLANK}", text)
+        text = USER.sub(f"://{BLANK}@", text)
+        text = query.sub(rf"\1{BLANK}", text)
+        text = PARAMETER.sub(rf"\1{BLANK}", text)
+    text = NAMED.sub(rf"\1\2{BLANK}", text)
+    text = BRACES.sub(lambda braces: IN_BRACES.sub(rf"\1\2{BLANK}", braces[0]), text)
     return KNOWN.sub(BLANK, text)
 
 
@@ -59,18 +90,3 @@ def _of_environment() -> list[str]:
     """The environment's secrets, the longest first, since one may contain another."""
     values = {v for k, v in os.environ.items() if len(v) >= SHORTEST and NAME.match(k)}
     return sorted(values, key=len, reverse=True)
-
-
-def escaped(text: str) -> str:
-    """The text with control characters escaped, so that foreign text in it can't control a terminal."""
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
-
-
-def as_lines(texts: Iterable[str]) -> str:
-    """A page for a terminal or a log of texts that may be foreign: each stays one line."""
-    return "\n".join(map(printable, texts))
-
-
-def printable(text: str) -> str:
-    """Foreign text as part of one line: control characters, line feeds and tabs are escaped."""
-    return escaped(text).replace("\n", "\\n").replace("\t", "\\t")

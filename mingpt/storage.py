@@ -18,10 +18,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from mingpt import hub
-from mingpt.console import complain
+from mingpt.console import complain, printable
 from mingpt.errors import TransientError, UserError
 from mingpt.localfile import NotPlain
-from mingpt.redact import printable, without_secrets
 
 # By scheme of URL: the extra of this package that installs its client.
 EXTRAS = {
@@ -115,14 +114,14 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
     seconds = limit_seconds()
     if re.match(r"(s3a?|gs|gcs)://[^/]*@", url):  # the clients would read it as part of the bucket's name
         raise UserError(
-            f"{key}={without_secrets(url)}: the URL of a bucket has no user and password: set them in the environment "
+            f"{key}={url}: the URL of a bucket has no user and password: set them in the environment "
             f"(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
         )
     try:
         _ = urlsplit(url.rpartition("::")[2]).port if "://" in url else None
     except ValueError:  # not chained: its text quotes the port, which may be a password with a `/` in it
         cure = "check the spelling; in a user name or password, write / as %2F"
-        raise UserError(f"{key}={without_secrets(url)}: this is not a valid address: {cure}") from None
+        raise UserError(f"{key}={url}: this is not a valid address: {cure}") from None
     if getproxies():  # not else: with trust_env aiohttp reads ~/.netrc, too
         for scheme, kwargs in (("http", "client_kwargs"), ("gs", "session_kwargs")):
             fsspec.config.conf.setdefault(scheme, {}).setdefault(kwargs, {}).setdefault("trust_env", True)
@@ -134,7 +133,7 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
         scheme = url.partition("://")[0]
         extra = EXTRAS.get(scheme)
         cure = install(extra) if extra else "use a local path, s3://…, gs://… or az://…"
-        raise UserError(f"{key}={without_secrets(url)}: {error}: {cure}") from error
+        raise UserError(f"{key}={url}: {error}: {cure}") from error
     fs.invalidate_cache()  # fsspec shares clients, with the listings that they have cached
     if (loop := getattr(fs, "loop", None)) is not None:
         loop.set_exception_handler(_helper_failed)
@@ -149,7 +148,7 @@ def _helper_failed(loop: Any, context: Mapping[str, Any]) -> None:
     """
     error = context.get("exception")
     if isinstance(error, Exception) and (isinstance(error, OSError) or _package(error) in CLIENTS):
-        complain(f"a store's client: {type(error).__name__}: {printable(without_secrets(str(error)))}")
+        complain(f"a store's client: {type(error).__name__}: {printable(str(error))}")
     else:
         loop.default_exception_handler(context)
 
@@ -212,7 +211,7 @@ def place(key: str, url: str) -> Iterator[None]:
     except NotPlain as problem:
         raise UserError(f"{key}={problem.as_problem()}") from problem
     except Exception as error:  # only here: to look for secrets takes longer than to write a record of the trace
-        meant = _meant(f"{key}={without_secrets(url)}", url, error)
+        meant = _meant(f"{key}={url}", url, error)
         if meant is None:
             raise
         raise meant from error
@@ -293,7 +292,7 @@ def words_of(error: Exception) -> str:
 
 
 def _one_line(what: object) -> str:
-    return printable("; ".join(str(without_secrets(str(what).strip())).splitlines()))
+    return printable("; ".join(str(what).strip().splitlines()))
 
 
 def may_pass(error: Exception) -> bool:

@@ -9,9 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from mingpt.command import UNFIT
-from mingpt.console import say, say_json
+from mingpt.console import as_lines, say, say_json, shortened
 from mingpt.errors import FINISHED, UserError
-from mingpt.redact import as_lines
 from mingpt.report.parting import Parting, TensorDifference, parting, side
 from mingpt.snapshot.reader import split_url
 
@@ -102,5 +101,4 @@ def _tensor(t: TensorDifference) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return shortened(str(value), LONGEST)

@@ -14,7 +14,6 @@ from mingpt.data.opening import open_data
 from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.console import ConsoleLines
-from mingpt.redact import without_secrets
 from mingpt.train.agreeing import agree_on_inputs
 from mingpt.train.attempt import report_failure
 from mingpt.train.evaluation import EvalResult, byte_lengths, evaluate
@@ -108,5 +107,5 @@ def as_text(figures: EvalResult) -> str:
 
 def name_data(data: dict[str, Any]) -> str:
     """The data's kind and, if it has one, its path."""
-    path = f" data.path={without_secrets(data['path'])}" if "path" in data else ""
+    path = f" data.path={data['path']}" if "path" in data else ""
     return f"data.kind={data['kind']}{path}"

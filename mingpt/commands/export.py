@@ -12,7 +12,6 @@ from mingpt.config.affecting import section_of
 from mingpt.config.datasets import PLAIN
 from mingpt.console import say
 from mingpt.errors import UserError
-from mingpt.redact import without_secrets
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import BEST, damage_as, find
 from mingpt.storage import open_fs, place
@@ -37,7 +36,7 @@ def export_command(options: Namespace) -> int:
     say(f"step {found.steps[0]} (digest {loaded.manifest.digest[:16]}): {', '.join(files)}")
     if options.folder:
         write_folder(options.folder, files, options.overwrite)
-        say(f"written to {without_secrets(options.folder)}")
+        say(f"written to {options.folder}")
     if options.push:
         say(f"pushed to {_push(options, loaded.manifest, files)}")
     return 0
@@ -51,7 +50,7 @@ def _push(options: Namespace, manifest: Manifest, files: dict[str, bytes]) -> st
     open_fs(url, "--push")  # that the client is there
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    config = {key: value for key, value in without_secrets(manifest.config).items() if key not in OURS}
+    config = {key: value for key, value in manifest.config.items() if key not in OURS}
     config["health"] = {key: value for key, value in section_of(config, "health").items() if key != "notify"}
     about = {CARD: _card(name, manifest, config), CONFIG: yaml.safe_dump(config, sort_keys=False)}
     files = {key: text.encode() for key, text in about.items()} | files

@@ -18,10 +18,10 @@ from mingpt.config.configfile import NAME, create_config
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
 from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
-from mingpt.console import say
+from mingpt.console import printable, say
 from mingpt.errors import Damaged, UserError
 from mingpt.folder import Folder
-from mingpt.redact import BLANK, printable, without_secrets
+from mingpt.redact import BLANK, without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import FORK, Parent, make_run_dir, new_named, newest_number, parent_of, records
 from mingpt.snapshot.format import Manifest
@@ -45,7 +45,7 @@ def fork_command(options: argparse.Namespace) -> int:
             f"there yet: give {', '.join(f'{key}=…' for key in lost)} again, or choose a later step of it"
         )
     if "run.dir" in given:
-        raise UserError(f"run.dir: NEW, {without_secrets(options.target)}, is the run's directory: leave run.dir out")
+        raise UserError(f"run.dir: NEW, {options.target}, is the run's directory: leave run.dir out")
     config, places = fork_config(
         manifest.config,
         options.overrides,
@@ -54,17 +54,18 @@ def fork_command(options: argparse.Namespace) -> int:
         found.store.run_dir,
         options.trust,
     )
+    # The parent's config has no secrets any more: this one's must not look like changes of it.
     before, after = without_secrets(manifest.config), without_secrets(config.model_dump())
     old, new = settings(before)[0], settings(after)[0]
     differing = [key for key in sorted(new) if old.get(key) != new[key] and not is_below(key, OF_EACH_RUN)]
     keys = [key for key in differing if is_below(key, given) or not is_own_place(key)]
     _fork(found.store, manifest, config, keys, changed(before, after))
     for key, value in places.items():
-        say(printable(f"{key}={without_secrets(value)}, as in the snapshot's config"))
+        say(printable(f"{key}={value}, as in the snapshot's config"))
     for key in differing:
         say(printable(f"{key}: {old.get(key)} -> {new[key]}"))
     what = f"step {step} of {printable(manifest.run)}, digest {manifest.digest}"
-    say(f"{without_secrets(config.run.dir)} continues {what}")
+    say(f"{config.run.dir} continues {what}")
     command = _continues(config, options.overrides)
     if step >= config.train.max_steps:
         say(f"it has no steps left, since train.max_steps={config.train.max_steps}: give a larger number")
@@ -88,7 +89,7 @@ def _fork(
     parent = Parent(
         run=manifest.run,
         id=hot.find_run_id(source.run_dir),
-        dir=without_secrets(source.run_dir),
+        dir=source.run_dir,
         step=manifest.step,
         digest=manifest.digest,
         attempt=manifest.attempt,
@@ -97,13 +98,13 @@ def _fork(
     )
 
     if target.root.startswith(f"{source.root}/"):
-        raise UserError(f"{without_secrets(run_dir)} lies in the parent's snapshots: give a place of its own")
+        raise UserError(f"{run_dir} lies in the parent's snapshots: give a place of its own")
 
     def check() -> None:
         others = {*target.folders()} - {manifest.step}
         theirs = manifest_or_none(target, manifest.step) if manifest.step in target.steps() else None
         if others or newest_number(run_dir) or (theirs and parent_of(theirs) != parent):
-            what = f"{without_secrets(run_dir)}: a run is there already"
+            what = f"{run_dir}: a run is there already"
             raise UserError(f"{what}, and it stays: give a place of its own")
 
     check()
@@ -158,4 +159,4 @@ def _continues(config: Config, overrides: list[str]) -> str:
         folder = run.root if "://" in run.url else config.run.dir
         return shlex.join(["mingpt", "train", "--config-dir", folder, "--config-name", NAME.removesuffix(".yaml")])
     more = [f"run.name={config.run.name}", f"run.dir={config.run.dir}", *overrides]
-    return f"the parent's command with {without_secrets(shlex.join(more))} at its end"
+    return f"the parent's command with {shlex.join(more)} at its end"

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from mingpt.commands.loading import device_of, open_model
-from mingpt.console import complain, put
+from mingpt.console import complain, escaped, put
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import LanguageModel
 from mingpt.model.sampling import generate_stream
-from mingpt.redact import escaped, without_secrets
 from mingpt.storage import open_fs, place
 
 BETWEEN = "---------------\n"  # texts
@@ -137,9 +136,7 @@ def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, opt
             raise
         raise UserError("give --prompt: the default, a line feed, is not in this model's vocabulary") from error
     if not all(prompts) or not prompts:
-        raise UserError(
-            f"--file {without_secrets(options.file)}: it holds nothing to continue: give at least one character"
-        )
+        raise UserError(f"--file {options.file}: it holds nothing to continue: give at least one character")
     texts = [Text(prompt, number, [*prompt]) for prompt in prompts for number in range(options.samples)]
     began = time.perf_counter()
     write(model, vocabulary, texts, options)

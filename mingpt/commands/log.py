@@ -7,12 +7,11 @@ import argparse
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mingpt.console import complain, counted, say, say_json
+from mingpt.console import as_lines, complain, counted, say, say_json
 from mingpt.errors import OF_ONE, UserError
 from mingpt.folder import Folder
 from mingpt.history.history import NOTHING
 from mingpt.observe.ledger import Account
-from mingpt.redact import as_lines, without_secrets
 from mingpt.report.reading import Run
 
 STEPS_SHOWN = 5  # of what an attempt has set aside
@@ -69,14 +68,14 @@ def _runs(url: str) -> list[Run]:
         if not runs:
             if NOTHING not in str(none):
                 raise
-            raise UserError(f"{without_secrets(url)}: neither a run nor a folder of runs: check the spelling") from none
+            raise UserError(f"{url}: neither a run nor a folder of runs: check the spelling") from none
         return runs
 
 
 def _of_run(run: Run) -> Node:
     there, aside = [*run.past.manifests.values()], run.past.set_aside()
     count = sum(a.end not in ("rewind", "undo") for a in run.attempts)
-    text = f"{run.name} ({run.past.url}): step {run.last_step:,}, {counted(count, 'attempt')}"
+    text = f"{run.name} ({run.past.folder}): step {run.last_step:,}, {counted(count, 'attempt')}"
     if parent := run.past.parent:
         text += f"; forked from {parent.run} after step {parent.step:,}"
         text += f", with other {', '.join(parent.keys)}" if parent.keys else ""
@@ -86,7 +85,7 @@ def _of_run(run: Run) -> Node:
     first = [_of_snapshot(m) for m in there if m.attempt not in known]
     about = {
         "run": run.name,
-        "dir": run.past.url,
+        "dir": run.past.folder,
         "step": run.last_step,
         "disk": run.disk,
         "parent": asdict(parent) if parent else None,
@@ -118,9 +117,8 @@ def _of_attempt(run: Run, account: Account, there: list[Any], aside: list[Any]) 
     if account.end in ("rewind", "undo"):
         what = f"rewind to step {start:,}" if account.end == "rewind" else f"rewind undone: back to step {start:,}"
         return Node(what, about, snapshots)
-    where = " × ".join(str(part) for part in (account.world_size, account.device) if part)
     which = f"steps {start + 1:,} to {kept:,}" if kept > start else f"none of its steps, from {start:,}"
-    text = ", ".join(part for part in (f"attempt {number}: {which}", where, account.end, damage) if part)
+    text = ", ".join(part for part in (f"attempt {number}: {which}", account.processes, account.end, damage) if part)
     if steps:
         more = ", …" if len(steps) > STEPS_SHOWN else ""
         text += f"; set aside: {', '.join(f'{step:,}' for step in steps[:STEPS_SHOWN])}{more}"

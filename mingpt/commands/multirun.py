@@ -145,7 +145,7 @@ def _checked(options: argparse.Namespace) -> tuple[str, list[str]]:
     if options.cfg or options.info:
         problems.append("--cfg and --info are for one run: leave -m and --multirun out, or these")
     for text in options.overrides:
-        shown = str(without_secrets(text))
+        shown = str(without_secrets(text))  # also to find out whether there is a secret in it
         if text.partition("=")[0].lstrip("+~") in PLACES:
             problems.append(f"{shown}: each job has a place of its own: hydra.sweep.dir=… is the folder of all")
         elif shown != text:

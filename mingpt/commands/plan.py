@@ -18,7 +18,6 @@ from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token
-from mingpt.redact import without_secrets
 from mingpt.train.factory import why_no_graph
 from mingpt.train.footprint import Footprint, ModelSizes, changed, footprint, look_at
 
@@ -64,7 +63,7 @@ def plan_command(options: argparse.Namespace) -> int:
     else:
         say("\n".join(_lines(plan)))
         if needed.network:
-            say(f"unless all nodes share it, {alone(without_secrets(config.run.dir), 'one node')}")
+            say(f"unless all nodes share it, {alone(config.run.dir, 'one node')}")
         if gpu:
             speed = gpu.peak(config.precision) * MFU * min(gpus, per_node) * options.num_nodes
             say(_cost(config, model, speed, host_seconds(config, model, processes, graphs)))

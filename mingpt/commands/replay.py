@@ -8,11 +8,10 @@ from typing import Any
 from mingpt.command import UNFIT
 from mingpt.commands.replay_out import store
 from mingpt.commands.samples import shown_sample
-from mingpt.console import complain, say, say_json
+from mingpt.console import as_lines, complain, printable, say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
 from mingpt.model.language import LanguageModel
-from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.snapshot.reader import split_url
 from mingpt.train.closeup import clip_factor, layers, look
 from mingpt.train.replaying import AS_IT_WAS, Again, Change, Replay, replay
@@ -24,7 +23,7 @@ LONGEST = 100  # characters of a sample in a line
 def replay_command(options: Namespace) -> int:
     options.url, step = split_url(options.url)
     if step is None and options.step is None:
-        raise UserError(f"{without_secrets(options.url)}: write RUN@N, such as runs/a@1200")
+        raise UserError(f"{options.url}: write RUN@N, such as runs/a@1200")
     options.step = step if options.step is None else options.step
     if options.out is not None:
         return store(options)
@@ -56,7 +55,7 @@ def _compute(run: Replay, options: Namespace, change: Change) -> Shown:
     steps.append(was)
     different = next((again for again in steps if again.same is False), None)
     shown: Shown = {
-        "run": run.past.url,
+        "run": run.past.folder,
         "step": options.step,
         "attempt": was.attempt,
         "from_step": run.base,

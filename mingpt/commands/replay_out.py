@@ -3,10 +3,9 @@
 from argparse import Namespace
 
 from mingpt.command import Unfit
-from mingpt.console import say
+from mingpt.console import printable, say
 from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
-from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.attempts import NO_END
 from mingpt.snapshot.format import Manifest, Metrics
 from mingpt.snapshot.reader import manifest_or_none, run_dir_of
@@ -32,7 +31,7 @@ def store(options: Namespace) -> int:
     if step in target.steps():
         raise UserError(f"--out={target.url}: step {step} is there already: give another place, or delete it first")
     with replay(past, step, options.overrides) as run:
-        say(f"from {'step ' + str(run.base) if run.base else 'config and seed'} to step {step} of {past.url}")
+        say(f"from {'step ' + str(run.base) if run.base else 'config and seed'} to step {step} of {past.folder}")
         while run.step < step:
             again = run.advance()
             if again.same is False:
@@ -73,7 +72,7 @@ def _write(run: Replay, again: Again, target: Store) -> str:
     provenance = {
         "run": str(section.get("name", "run")) if isinstance(section, dict) else "run",
         "vocabulary": run.bench.source.vocabulary.to_json(),
-        "config": without_secrets(stretch.config),
+        "config": stretch.config,
         "fingerprint": stretch.numerics if known else run.numerics,
         "history": stretch.history or [made],
     }

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from mingpt.console import shortened
 from mingpt.data.vocabulary import TextVocabulary, Vocabulary
 from mingpt.train.closeup import Sample
 
@@ -16,4 +17,4 @@ def shown_sample(sample: Sample, vocabulary: Vocabulary) -> dict[str, Any]:
         text = vocabulary.decode([token for token in sample.tokens if token < vocabulary.size])
     else:
         text = " ".join(map(str, sample.tokens))
-    return known | {"text": text if len(text) <= MOST else f"{text[:MOST]}…"}
+    return known | {"text": shortened(text, MOST)}

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from mingpt.command import Unfit
 from mingpt.config.keys import declared, leaves
 from mingpt.config.schema import Schedule, Snapshot
-from mingpt.console import columns, counted, say, say_json
+from mingpt.console import as_lines, columns, counted, printable, say, say_json
 from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
-from mingpt.redact import as_lines, printable, without_secrets
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Manifest
@@ -145,7 +144,7 @@ def _rendered(m: Manifest) -> str:
         for a in m.history
         for key, values in _changes(a)
     ]
-    for title, section in (("numerics", m.fingerprint), ("config", without_secrets(m.config))):
+    for title, section in (("numerics", m.fingerprint), ("config", m.config)):
         lines += ["", f"{title}:"]
         lines += [f"  {key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves(section)]
     return as_lines(lines)
@@ -234,7 +233,7 @@ def show_command(options: Options) -> int:
 
 def prune_command(options: Options) -> int:
     if split_url(options.url)[1] is not None:
-        raise UserError(f"{without_secrets(options.url)} names one step: give the run's directory")
+        raise UserError(f"{options.url} names one step: give the run's directory")
     found = find(options.url)
     store, newest = found.store, found.steps[0]
     with damage_as(Unfit, store, newest, ": nothing was deleted, since older ones may be needed"):

@@ -17,8 +17,8 @@ from mingpt.compute import compiler
 from mingpt.config import plugin
 from mingpt.config.schema import OWN, Config
 from mingpt.config.section import Own
+from mingpt.console import printable
 from mingpt.errors import UserError
-from mingpt.redact import printable
 
 PROBED = ((33, 96, 40), (64, 1024, 64), (128, 384, 64))  # (a, b, c): matrices (a, b) @ (b, c); takes milliseconds
 HOPPER = 9  # its compute capability

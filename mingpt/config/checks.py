@@ -15,7 +15,7 @@ from mingpt.config import plugin
 from mingpt.config.kinds import Data, of_part
 from mingpt.config.schema import Config
 from mingpt.config.section import Own, Section
-from mingpt.redact import BLANK, printable, without_secrets
+from mingpt.console import printable
 from mingpt.storage import S3_ENDPOINTS, fetch_it, install
 
 # Trackers that keep files: the variables that say where, one of which is needed if run.dir is a bucket.
@@ -173,9 +173,7 @@ def _store(key: str, url: str) -> Check:
     scheme, _, rest = url.partition("://")
     endpoint = S3_ENDPOINTS.get(scheme)
     bucket = rest.partition("/")[2] if scheme == "cos" else rest  # cos://REGION/BUCKET
-    problem = (
-        f"{key}={without_secrets(url)}: write s3://{bucket}, and set AWS_ENDPOINT_URL={endpoint} in the environment"
-    )
+    problem = f"{key}={url}: write s3://{bucket}, and set AWS_ENDPOINT_URL={endpoint} in the environment"
     return Check((key,), lambda *_: problem if endpoint else None)
 
 
@@ -187,7 +185,7 @@ def _webhook(c: Config, _: int) -> str | None:
         good = False
     if good and not re.search(r"\s", c.health.notify or ""):
         return None
-    return f"health.notify={BLANK}: this is not the address of a webhook: give one that begins with https:// or http://"
+    return "health.notify=***: this is not the address of a webhook: give one that begins with https:// or http://"
 
 
 def steps_to_profile(text: str) -> range:
@@ -264,7 +262,7 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
 
 def no_weights(url: str) -> str:
     """What to say of a model.init_from without a config.json."""
-    shown = f"model.init_from={without_secrets(url)}: there is no config.json"
+    shown = f"model.init_from={url}: there is no config.json"
     if Path(url, "snapshots").is_dir() or Path(url, "manifest.json").exists():
         return f"{shown}, but a run of ours: export it first: mingpt export {url} FOLDER"
     known = re.fullmatch(r"(?:openai-community/)?(gpt2(-medium|-large|-xl)?|distilgpt2)", url)

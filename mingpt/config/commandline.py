@@ -14,7 +14,6 @@ from hydra.core.override_parser.types import Override, OverrideType
 
 from mingpt.command import FROM_ENV, FROM_ENV_HELP, Parser, quoted
 from mingpt.config.groups import config_dir, folders, groups
-from mingpt.redact import without_secrets
 
 PLACES = ("config-dir", "config-name", "config-path")
 SEARCHPATH = "hydra.searchpath"
@@ -74,7 +73,7 @@ class CommandLine:
             own.error("--experimental-rerun reads a pickle: the same command resumes the run")
         overrides, problems = _parse(options.overrides)
         problems += [
-            f"--{name}={without_secrets(folder)}: there is no such folder: check the spelling"
+            f"--{name}={folder}: there is no such folder: check the spelling"
             for name in ("config-dir", "config-path")
             if (folder := getattr(options, name.replace("-", "_"))) and not Path(folder).is_dir()
         ]
@@ -123,35 +122,34 @@ def _parse(texts: Sequence[str]) -> tuple[list[Override], list[str]]:
     """Parse overrides. Returns them, and a message for each argument that is not one."""
     parser, overrides, problems = OverridesParser.create(), list[Override](), list[str]()
     for text in texts:
-        shown = str(without_secrets(text))  # what Hydra refuses is often a URL whose `?` is not in quotes
         key, mark, value = text.partition("=")
         try:
             override = parser.parse_override(text if key else "(")
         except Exception:  # Hydra's, ANTLR's, or Python's
-            problems.append(_cure(text, shown, texts))
+            problems.append(_cure(text, texts))
             with suppress(Exception):  # the key is not missing
                 if mark and key:
                     overrides.append(parser.parse_override(f"{key}={quoted(value)}"))
             continue
         if override.is_sweep_override():
-            problems.append(f"{shown}: several values are for `mingpt train -m`: give one, or a list as key=[a,b]")
+            problems.append(f"{text}: several values are for `mingpt train -m`: give one, or a list as key=[a,b]")
         elif override.key_or_group.startswith("hydra.run."):
-            problems.append(f"{shown}: a run has a directory of its own: set run.dir=…")
+            problems.append(f"{text}: a run has a directory of its own: set run.dir=…")
         elif override.key_or_group.startswith("hydra.job."):
-            problems.append(f"{shown}: it would do nothing here: leave it out; a run's name is run.name=…")
+            problems.append(f"{text}: it would do nothing here: leave it out; a run's name is run.name=…")
         else:
             overrides.append(override)
     return overrides, [*dict.fromkeys(problems)]
 
 
-def _cure(text: str, shown: str, texts: Sequence[str]) -> str:
+def _cure(text: str, texts: Sequence[str]) -> str:
     """What to say of an argument that is no override: one line for all that blanks have cut."""
     key, mark, value = text.partition("=")
     if any(word.startswith("=") or word.endswith("=") for word in texts):
         return "write key=value without blanks around the =, as in train.max_steps=5"
-    what = f"{shown!r} is not an override: "
+    what = f"{text!r} is not an override: "
     if not mark and os.path.isfile(text):  # Path's own raises OSError for a long one
-        return f"{what}to train on a text of your own, write data=char data.path={shown}"
+        return f"{what}to train on a text of your own, write data=char data.path={text}"
     if key and (marks := dict.fromkeys(FENCED.findall(value))):
         return f"{what}a value with {' '.join(marks)} in it stands in quotes of its own: \"{key}='…'\""
     return f"{what}write key=value, group=option, +key=value or ~key"

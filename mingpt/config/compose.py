@@ -31,9 +31,9 @@ from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, leaves
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.validation import validate
-from mingpt.console import say
+from mingpt.console import as_lines, say
 from mingpt.errors import UserError
-from mingpt.redact import BLANK, as_lines, is_secret, without_secrets
+from mingpt.redact import BLANK, is_secret, without_secrets
 
 NOT_SET = ": not set: "
 UNSET = re.compile(r"Environment variable '(\w+)' not found")
@@ -86,7 +86,7 @@ def printed(line: CommandLine, overrides: Sequence[str]) -> str:
             hydra.main(config_path=line.main, config_name=FIRST, version_base="1.3")(configure)()
     except (SystemExit, ValueError) as end:
         if told := wrong.getvalue().strip() or str(end).strip("0"):
-            raise UserError(str(without_secrets(told))) from end
+            raise UserError(told) from end
     finally:
         sys.argv = before
     return as_lines(_without_secrets(out.getvalue().rstrip("\n").split("\n")))
@@ -111,7 +111,7 @@ def _without_secrets(lines: Iterable[str]) -> Iterator[str]:
             continue  # of a secret that is longer than a line
         key, mark, value = line.partition(": ")
         secret, depth = bool(mark) and value != "null" and is_secret(key.strip(), value), indent
-        yield f"{key}: '{BLANK}'" if secret else str(without_secrets(line))
+        yield f"{key}: '{BLANK}'" if secret else line
 
 
 def refuse_the_time(arguments: Sequence[str]) -> None:
@@ -189,7 +189,7 @@ def _one_by_one(line: CommandLine) -> tuple[list[str], DictConfig, list[str]]:
     try:
         composed = _of_files(line, good)
     except Exception as error:
-        raise UserError(*line.problems, f"--config-name={without_secrets(line.name)}: {first_line(error)}") from error
+        raise UserError(*line.problems, f"--config-name={line.name}: {first_line(error)}") from error
     with suppress(Exception):
         composed, good = _of_files(line, chosen), chosen
     for text in chosen if good != chosen else ():
@@ -254,14 +254,13 @@ def _schemas(kinds: Mapping[str, Mapping[str, str]]) -> list[str]:
 def _refused(text: str, error: Exception, there_are: Mapping[str, Mapping[str, str]]) -> str:
     """One line for an override that Hydra does not take."""
     group, _, option = text.lstrip("+~").partition("=")
-    shown = without_secrets(text)
     if text.startswith("~") and "does not exist" in str(error) and group in keys():
-        return f"{shown}: no file sets it, so it has its default already: leave this out"
+        return f"{text}: no file sets it, so it has its default already: leave this out"
     if group not in there_are or option in there_are[group]:
-        return f"{shown}: {first_line(error)}"
+        return f"{text}: {first_line(error)}"
     close = get_close_matches(option, there_are[group], n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    return f"{shown}: there is no such {group}{hint}; there are {', '.join(there_are[group])}"
+    return f"{text}: there is no such {group}{hint}; there are {', '.join(there_are[group])}"
 
 
 def _typed(line: CommandLine) -> set[str]:
@@ -291,7 +290,7 @@ def _kinds(composed: DictConfig) -> dict[str, dict[str, str]]:
 
 def first_line(error: BaseException) -> str:
     """Hydra's own words, without the frames and keys that it adds below them."""
-    lines = without_secrets(str(error).strip()).splitlines()
+    lines = str(error).strip().splitlines()
     return lines[0] if lines else first_line(error.__cause__) if error.__cause__ else type(error).__name__
 
 

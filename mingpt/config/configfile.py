@@ -48,7 +48,7 @@ def create_config(config: Config, claim: str) -> None:
     folder, content = Folder(config.run.dir), f"# {claim}\n{as_yaml(config)}".encode()
     folder.create(NAME, content)
     if folder.read(NAME, LONGEST) != content:
-        where = without_secrets(folder.path(NAME))
+        where = folder.path(NAME)
         raise UserError(f"{where} is that of another run, or of another fork that goes on: give a place of its own")
 
 
@@ -72,4 +72,5 @@ def read_config(run_dir: str) -> dict[str, Any] | None:
         config = yaml.load(Folder(run_dir, "RUN").read(NAME, LONGEST) or b"", _Loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return None
-    return config if isinstance(config, dict) else None
+    # As a manifest's: ours has none, and another program may have written this one.
+    return without_secrets(config, environment=False) if isinstance(config, dict) else None

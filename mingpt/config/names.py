@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mingpt.config.keys import held_at, keys, kind_of, kinds_at, kinds_having, named
-from mingpt.redact import printable, without_secrets
+from mingpt.console import printable
 
 # As nanoGPT and others call them.
 OTHERS = {
@@ -28,7 +28,7 @@ def nearest(name: str) -> str | None:
 def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
     """What to say of a key that a plain config may not have. in_file: a file sets it, not the command line."""
     section, _, name = key.rpartition(".")
-    told, cure = printable(without_secrets(key)), "leave it out"
+    told, cure = printable(key), "leave it out"
     if in_file:
         told, cure = f"{told} (a file sets it)", f"write ~{told}"
     if having := kinds_having(section, name):

@@ -49,7 +49,7 @@ def problem(section: str, settings: Own, steps: int) -> str | None:
 
 def find(section: str, path: str) -> Callable[..., Any]:
     """The class or function of a dotted path. Raises UserError."""
-    shown = f"{section}._target_={without_secrets(path)}"
+    shown = f"{section}._target_={path}"
     module_name, _, name = path.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
         raise UserError(f"{shown}: name a class or function: package.module.Name")
@@ -99,6 +99,7 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
         try:
             json.dumps(value, allow_nan=False)  # what manifests are written in
         except (TypeError, ValueError) as error:
+            # In a text the name of a key would no longer stand right before its value.
             given_value = without_secrets({key: value})[key]
             raise UserError(f"{section}.{key}={given_value!r}: must be a plain, finite value") from error
     try:
@@ -158,6 +159,7 @@ def bound(section: str, settings: Own, **supplied: Any) -> Callable[..., Any]:
         except (UserError, MemoryError):
             raise
         except (Exception, SystemExit) as error:
+            # As above: by the keys' names, also those of dicts in dicts.
             shown = ", ".join(f"{k}={v!r}" for k, v in without_secrets(more | arguments).items())
             raise UserError(
                 f"{section}._target_={settings.target} failed with ({shown}): {describe(error, target)}"
@@ -217,4 +219,4 @@ def describe(error: BaseException, target: object) -> str:
         lines = [error.msg]
     else:
         place = f" ({frame.filename}, line {frame.lineno})" if frame else ""
-    return f"{type(error).__name__}: {without_secrets(lines[0])}{place}"
+    return f"{type(error).__name__}: {lines[0]}{place}"

@@ -263,7 +263,7 @@ class Config(Section):
     track: Annotated[list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] | None, NO_RESULT] = None
     """Where curves go, such as [tensorboard,wandb]. null: to TensorBoard, if it is installed. []: nowhere."""
     observers: Annotated[list[Own], NO_RESULT] = Field(default=[])
-    """Classes of one's own that get each event, such as '[{_target_: package.module.Name, key: value}]'."""
+    """Classes of one's own that get each event, such as '[{_target_: package.module.Name, size: 3}]'."""
 
     @property
     def shards(self) -> bool:

@@ -18,8 +18,9 @@ from mingpt.config.compose import configure
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, takes_any, value_of
 from mingpt.config.schema import Config
+from mingpt.console import printable
 from mingpt.errors import UserError
-from mingpt.redact import BLANK, printable, without_secrets
+from mingpt.redact import BLANK
 
 NAME = "stored-config"  # of the file that the command line is laid over
 OF_EACH_RUN = ("run.name", "run.dir", "snapshot.dir", "resume")
@@ -125,7 +126,7 @@ def problems_of_places(value: object, source: str) -> list[str]:
     scheme, separator, _ = value.partition("://")
     if separator and BLANK in value:
         return ["has a secret in its URL, and snapshots keep no secrets"]
-    shown = f"is {str(without_secrets(value))!r} in the snapshot's config, which may be a stranger's"
+    shown = f"is {value!r} in the snapshot's config, which may be a stranger's"
     if "::" in value or not value.isprintable():
         return [f"{shown}: chained URLs and control characters are not taken from there"]
     if separator and scheme not in BUCKETS:
@@ -149,7 +150,7 @@ def is_own_place(key: str) -> bool:
 
 def shown_key(key: str) -> str:
     """A stored key for a message: a line end in a stranger's would forge a line."""
-    return printable(str(without_secrets(key)))
+    return printable(key)
 
 
 def _taken(
@@ -196,7 +197,7 @@ def _problems(key: str, value: object, source: str) -> list[str]:
     """What keeps a value that may be a place from being taken."""
     if key.partition(".")[0] in KINDS or key in settings({})[1]:
         return problems_of_places(value, source)
-    return [f"is {without_secrets(value)!r} in the snapshot's config, which may be a stranger's"]
+    return [f"is {value!r} in the snapshot's config, which may be a stranger's"]
 
 
 def _is_place(key: str, value: object) -> bool:

@@ -14,8 +14,9 @@ from mingpt.config.keys import KINDS, SECTIONS, choices, filled, held_at, keys, 
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.section import Section
+from mingpt.console import printable
 from mingpt.errors import UserError
-from mingpt.redact import BLANK, is_secret, printable, without_secrets
+from mingpt.redact import BLANK, is_secret, without_secrets
 
 
 def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any], typed: Container[str] | None) -> str:

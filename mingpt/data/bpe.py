@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from mingpt.console import printable
 from mingpt.errors import UserError
 from mingpt.folder import ModelFolder
-from mingpt.redact import printable, without_secrets
 from mingpt.storage import install, name_of
 
 END_OF_TEXT = "<|endoftext|>"
@@ -233,4 +233,4 @@ def read_tokenizer(url: str, key: str) -> GPT2Tokens | HuggingFaceTokens:
         name, raw = next(iter(files.items()))
         return (GPT2Tokens if MERGES in (name, name_of(url)) else HuggingFaceTokens)(raw.decode("utf-8-sig"))
     except (UserError, ValueError) as error:
-        raise UserError(f"{key}={without_secrets(url)}: {error}") from error
+        raise UserError(f"{key}={url}: {error}") from error

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from mingpt.config.datasets import FORMS, PLAIN, ChatData
-from mingpt.console import say
+from mingpt.console import printable, say
 from mingpt.data.bpe import Encoder, read_tokenizer
 from mingpt.data.cache import ArrayFile
 from mingpt.data.otherforms import how_to_map
@@ -34,7 +34,6 @@ from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary
 from mingpt.data.windows import PaddedBatches, TokenFile
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
-from mingpt.redact import printable, without_secrets
 
 LABELS = {"system": "", "user": "User: ", "assistant": "Assistant:"}
 HALF = re.compile("[\ud800-\udfff]")  # JSON may hold a surrogate alone, and UTF-8 and snapshots can't
@@ -196,7 +195,7 @@ def packed(lengths: NDArray[np.int64], block_size: int) -> tuple[Positions, Posi
 
 def open_chat(config: ChatData, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:
     """The last conversations validate. Raises UserError if a line is none, or all are too long for block_size."""
-    shown = f"data.path={without_secrets(config.path)}"
+    shown = f"data.path={config.path}"
     if vocabulary is None and config.tokenizer is not None:
         vocabulary = read_tokenizer(config.tokenizer, "data.tokenizer")
     if config.template != PLAIN and isinstance(vocabulary, Encoder) and not vocabulary.template:

@@ -15,8 +15,8 @@ from typing import IO, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mingpt.console import printable
 from mingpt.errors import UserError
-from mingpt.redact import printable
 
 MANIFEST = "manifest.json"
 Split = Literal["train", "validation"]

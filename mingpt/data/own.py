@@ -14,7 +14,6 @@ from mingpt.config.datasets import OwnData
 from mingpt.data.source import Microbatch, SampledSplit, Samples, Source
 from mingpt.data.vocabulary import NoTokens, Vocabulary
 from mingpt.errors import UserError
-from mingpt.redact import without_secrets
 
 NOTHING = NoTokens()
 
@@ -67,8 +66,7 @@ def open_own(config: OwnData, block_size: int, micro_size: int) -> Source:
     try:
         one = source.train[[0]]
     except (Exception, SystemExit) as error:
-        what = without_secrets(str(error))
-        raise UserError(f"{shown}: train[[0]] failed: {type(error).__name__}: {what}") from error
+        raise UserError(f"{shown}: train[[0]] failed: {type(error).__name__}: {error}") from error
     if not isinstance(one, tuple) or not all(isinstance(x, Tensor) and x.shape[:1] == (1,) for x in one):
         raise UserError(f"{shown}: train[[0]] must be a tuple of tensors with one row each")
     return source

@@ -19,7 +19,6 @@ from mingpt.data.cache import node_lock
 from mingpt.data.dataset import AGAIN, Scan, Shard, scan
 from mingpt.errors import UserError
 from mingpt.localfile import sync_folder
-from mingpt.redact import without_secrets
 from mingpt.storage import open_fs, place
 
 TOUCH_SECONDS = 10.0  # between two updates of a shard's modification time, by which the least recently used is found
@@ -59,7 +58,7 @@ class ShardCache:
         size = shard.tokens * dtype.itemsize
         if size > self.limit:
             raise UserError(
-                f"data.cache_bytes={self.limit} is less than a shard of data.path={without_secrets(self.url)} takes: "
+                f"data.cache_bytes={self.limit} is less than a shard of data.path={self.url} takes: "
                 f"raise it to {size} or more"
             )
         with place("data.cache_dir", str(self.folder)):
@@ -91,11 +90,11 @@ class ShardCache:
     def _check_tokens(self, shard: Shard, found: Scan) -> None:
         """Remember the scan of a whole shard. Raises UserError if a token is beyond the vocabulary."""
         if why := found.beyond(self.vocabulary):
-            raise UserError(f"data.path={without_secrets(self.url)}: {shard.name} {why}: {AGAIN}")
+            raise UserError(f"data.path={self.url}: {shard.name} {why}: {AGAIN}")
         self._scans[shard.sha256] = found
 
     def _fetch(self, shard: Shard, dtype: np.dtype[Any]) -> None:
-        size, shown = shard.tokens * dtype.itemsize, f"data.path={without_secrets(self.url)}: {shard.name}"
+        size, shown = shard.tokens * dtype.itemsize, f"data.path={self.url}: {shard.name}"
         part = self.folder / f"{shard.sha256}.{size}.part"
         deadline = time.monotonic() + self.timeout
         while not self._make_room(part, size):

@@ -35,7 +35,6 @@ from mingpt.data.windows import Apart, EvalChunks, PaddedBatches, training_windo
 from mingpt.errors import UserError
 from mingpt.folder import Folder
 from mingpt.localfile import open_cached
-from mingpt.redact import without_secrets
 from mingpt.storage import fetch_it, place
 
 NANOGPT = ("train.bin", "val.bin")
@@ -114,7 +113,7 @@ def open_shards(config: ShardsData, block_size: int, micro_size: int, vocabulary
 
 
 def _check_vocabulary(config: ShardsData, own: Vocabulary, wanted: Vocabulary | None) -> None:
-    shown = f"data.path={without_secrets(config.path)}"
+    shown = f"data.path={config.path}"
     if config.tokenizer is not None and own.to_json() != read_tokenizer(config.tokenizer, "data.tokenizer").to_json():
         raise UserError(f"{shown}: its vocabulary is not that of data.tokenizer: leave data.tokenizer out")
     if wanted is not None and own.to_json() != wanted.to_json():

@@ -15,10 +15,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mingpt.config.datasets import CHATML, TEMPLATE
+from mingpt.console import printable
 from mingpt.data.bpe import ENDS, FILE_LIMIT, Encoder
 from mingpt.errors import UserError
 from mingpt.folder import ModelFolder
-from mingpt.redact import printable, without_secrets
 
 START, END = "<|im_start|>", "<|im_end|>"
 JINJA, CONFIG = "chat_template.jinja", "tokenizer_config.json"
@@ -109,7 +109,7 @@ def with_template(vocabulary: Encoder, template: str) -> Encoder:
     try:
         _, (answer, _), _ = Template(text, vocabulary.specials).turns(TRIAL)
     except ValueError as error:
-        raise UserError(f"{TEMPLATE}={without_secrets(template)}: {printable(str(error))}: choose another") from error
+        raise UserError(f"{TEMPLATE}={template}: {printable(str(error))}: choose another") from error
     return replace(vocabulary, template=text, end=next(filter(answer.endswith, vocabulary.specials), ""))
 
 
@@ -125,7 +125,7 @@ def read_template(url: str) -> str:
         text = texts.get(JINJA) or fields.get("chat_template")
         if text is None:
             cure = f"give chatml, plain, a template's file, or a folder with {JINJA} or a chat_template in {CONFIG}"
-            raise UserError(f"{TEMPLATE}={without_secrets(url)}: no chat_template is there: {cure}")
+            raise UserError(f"{TEMPLATE}={url}: no chat_template is there: {cure}")
         if not isinstance(text, str):
             named = text if isinstance(text, dict) else {each["name"]: each["template"] for each in text}
             text = named["default"]
@@ -138,4 +138,4 @@ def read_template(url: str) -> str:
         return "".join([*lines, text])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         why = f"damaged, or of several with names none is called default ({type(error).__name__}: {error})"
-        raise UserError(f"{TEMPLATE}={without_secrets(url)}: the chat_template is {why}: copy it again") from error
+        raise UserError(f"{TEMPLATE}={url}: the chat_template is {why}: copy it again") from error

@@ -19,7 +19,6 @@ from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, training_windows
 from mingpt.errors import TransientError, UserError
-from mingpt.redact import without_secrets
 from mingpt.storage import is_local, name_of, open_fs, place
 
 CACHE_VERSION = 2  # raise when what is cached changes
@@ -33,7 +32,7 @@ class _Text:
 
     def __init__(self, path: Path, url: str) -> None:
         self.path, self.url, self.size = path, url, path.stat().st_size
-        self.shown = f"data.path={without_secrets(url)}"
+        self.shown = f"data.path={url}"
         self.sha256 = ""
         if not self.size:
             raise UserError(f"{self.shown}: the file is empty: name another")
@@ -85,7 +84,7 @@ def _encode(path: Path, config: TextData, given: Vocabulary | None, array: Array
             array.append(np.frombuffer(block, np.uint8))
     elif isinstance(given, Encoder):
         vocabulary = given
-        which = f"data.tokenizer={without_secrets(config.tokenizer)}: " if config.tokenizer else ""
+        which = f"data.tokenizer={config.tokenizer}: " if config.tokenizer else ""
         for piece in pieces(text.texts()):
             try:
                 tokens = given.encode(piece)
@@ -144,7 +143,7 @@ def token_file(
     with place("data.path", config.path):
         info = fs.info(remote)  # with size, modification time and ETag: a changed file gets another name in the cache
         if info["type"] != "file":  # a pipe or a device may never end
-            raise UserError(f"data.path={without_secrets(config.path)}: no regular file: name one file")
+            raise UserError(f"data.path={config.path}: no regular file: name one file")
         if is_local(fs):
             open(remote, "rb").close()  # whether it may be read is told before what is wrong with the cache
     kind, *rest = spelled
@@ -175,7 +174,7 @@ def open_text(config: TextData, block_size: int, micro_size: int = 1, vocabulary
     path, about = token_file(config, vocabulary, ["text"], lambda path, array: _encode(path, config, vocabulary, array))
     tokens, length = TokenFile(path), int(about["tokens"])
     border = round(length * (1 - config.val_fraction))
-    shown = f"data.path={without_secrets(config.path)}"
+    shown = f"data.path={config.path}"
     train = training_windows(tokens, border, block_size, config.stride, shown)
     if config.val_fraction and length - border < 2:
         raise UserError(

@@ -16,7 +16,6 @@ from mingpt.folder import Folder
 from mingpt.observe.jsonl import rows_of
 from mingpt.observe.ledger import Account, accounts, kept_until
 from mingpt.observe.trace import Records, in_order, read_trace
-from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import NO_END, REWIND, Parent, Record, line_of, parent_of, records, segments
 from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import Manifest
@@ -66,7 +65,7 @@ class Bits:
 
 
 class History:
-    """folder: the run's directory. url: the same for people, without secrets. steps: of its snapshots, in order.
+    """folder: the run's directory. steps: of its snapshots, in order.
 
     given: the run's directory, its snapshots folder, or a step's folder. attempt: follow this one; None: the newest.
     snapshots: snapshot.dir, if the run has set one.
@@ -75,7 +74,7 @@ class History:
     def __init__(self, given: str, attempt: int | None = None, snapshots: str | None = None) -> None:
         self.folder = run_dir_of(given)
         Folder(self.folder, "RUN").check()
-        self.url, self.attempt = without_secrets(self.folder), attempt
+        self.attempt = attempt
         self.store = Store(snapshots or f"{self.folder}/{SNAPSHOTS}", "--snapshots" if snapshots else "RUN")
         self.steps = sorted(self.store.steps())
         self.damaged = list[str]()  # of the manifests that were read: which ones are bad, and why
@@ -88,12 +87,12 @@ class History:
         if not (found.steps or found.claims):
             refuse_elsewhere(found.folder)
             raise UserError(
-                f"{found.url}: {NOTHING}: check the spelling; give a run's directory, such as those that "
+                f"{found.folder}: {NOTHING}: check the spelling; give a run's directory, such as those that "
                 f"`mingpt snapshots list FOLDER` shows in a folder of runs; to replay a run that has set "
                 f"snapshot.dir, give --snapshots, too"
             )
         if attempt is not None and attempt not in found.claims:
-            raise UserError(f"--attempt {attempt}: {found.url} has the attempts {', '.join(map(str, found.claims))}")
+            raise UserError(f"--attempt {attempt}: {found.folder} has the attempts {', '.join(map(str, found.claims))}")
         return found
 
     def manifest(self, step: int) -> Manifest | None:
@@ -269,7 +268,7 @@ class History:
             if number in self.claims and self.claims[number].by != REWIND and end > start
         ]
         if not trained:
-            raise UserError(f"{self.url}: nothing tells of an attempt that has trained there: give another run")
+            raise UserError(f"{self.folder}: nothing tells of an attempt that has trained there: give another run")
         before = [0, *(number for number, *_ in trained)]
         return [self._stretch(*part, earlier) for earlier, part in zip(before, trained, strict=False)]
 
@@ -298,7 +297,7 @@ class History:
             if others
             else f"give {'an earlier' if step > done else 'a later'} one"
         )
-        raise UserError(f"step {step}: {self.url} has the steps {first} to {done}: {cure}")
+        raise UserError(f"step {step}: {self.folder} has the steps {first} to {done}: {cure}")
 
     def _stretch(self, number: int, first: int, last: int, before: int) -> Stretch:
         between = range(before + 1, number) if before else range(0)
@@ -316,12 +315,12 @@ class History:
                 return _without(manifest.config, manifest.history[at:]), manifest.history[:at]
         if attempt != max(n for n, r in self.claims.items() if r.by != REWIND):
             raise UserError(
-                f"{self.url}: attempt {attempt}, which computed step {first}, has left no snapshot, and no later one "
-                f"goes on from it: its config is not known; choose a step of another attempt"
+                f"{self.folder}: attempt {attempt}, which computed step {first}, has left no snapshot, and no later "
+                f"one goes on from it: its config is not known; choose a step of another attempt"
             )
         config = read_config(self.folder)
         if config is None:
-            raise UserError(f"{self.url}: neither a snapshot nor {NAME} tells the config of attempt {attempt}")
+            raise UserError(f"{self.folder}: neither a snapshot nor {NAME} tells the config of attempt {attempt}")
         return config, []
 
 

@@ -12,7 +12,6 @@ from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.launch import values
 from mingpt.launch.values import Names
-from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.children import START
 from mingpt.world.lifetime import STOP_SIGNALS
@@ -35,9 +34,9 @@ class Command:
     environment: dict[str, str]
 
     def __str__(self) -> str:
-        """The command as a line for a shell, without secrets."""
+        """The command as a line for a shell."""
         variables = [f"{k}={v}" for k, v in self.environment.items()]
-        return shlex.join([*variables, "torchrun", *map(str, map(without_secrets, (*self.arguments, *self.overrides)))])
+        return shlex.join([*variables, "torchrun", *self.arguments, *self.overrides])
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Generic, TypeVar
 
-from mingpt.redact import without_secrets
-
 MOST_WAITING = 1000  # items; beyond, new ones are dropped
 Item = TypeVar("Item")
 
@@ -64,6 +62,6 @@ class Background(Generic[Item]):
 
     def _report(self, error: Exception) -> None:
         if not self._told_of_failure:
-            reason = str(without_secrets(str(error).strip().rstrip("."))) or type(error).__name__
+            reason = str(error).strip().rstrip(".") or type(error).__name__
             self._say(f"{self.what} failed: {reason}. The run goes on.")
         self._told_of_failure = True

@@ -6,8 +6,10 @@ An observer makes no decision for the run. What all processes must do alike is p
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from mingpt.redact import redacted
 
 END_SECONDS = 20.0  # for all observers, at the end of an attempt
 FIRST_SECONDS = 5.0  # of these for the first observer, which may publish an event itself (trace.py)
@@ -216,6 +218,9 @@ class Observers:
         self._observers, self._say = list(observers), say
 
     def publish(self, event: Event) -> None:
+        if isinstance(event, (SnapshotLost, AttemptFailed)):
+            # An error's text may hold anything, and observers write it into files and send it away.
+            event = replace(event, reason=redacted(event.reason))
         if isinstance(event, (AttemptEnded, AttemptFailed)):
             self._publish_end(event)
             return

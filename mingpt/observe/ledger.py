@@ -15,6 +15,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from mingpt.console import counted
 from mingpt.folder import Folder
 from mingpt.observe.events import (
     AttemptEnded,
@@ -67,6 +68,11 @@ class Account:
     seconds: dict[str, Number]
     end: str | None = None
     price: Number | None = None
+
+    @property
+    def processes(self) -> str:
+        """How many on what: `4 × cuda`; "" for a rewind."""
+        return " × ".join(str(part) for part in (self.world_size, self.device) if part)
 
 
 ACCOUNT = TypeAdapter(Account)
@@ -232,7 +238,7 @@ def goodput_line(known: Ledger) -> str:
     groups = {name: spent for name, spent in known.groups().items() if name not in ("training", BETWEEN)}
     shares = [(spent / ran, name) for name, spent in groups.items() if spent >= 0.001 * ran > 0]
     rest = ", ".join(f"{name} {share:.1%}" for share, name in sorted(shares, reverse=True))
-    count = f"{len(known.accounts)} attempt{'s' * (len(known.accounts) != 1)}"
+    count = counted(len(known.accounts), "attempt")
     cost = "" if (spent := known.cost()) is None else f", cost {spent:.2f}"
     whole = f"; {known.trained / known.wall:.1%} of all {duration(known.wall)}, with the time between attempts"
     return (

@@ -15,7 +15,7 @@ from mingpt.errors import USER_ERROR, Hang, RolledBack
 from mingpt.observe.background import Background
 from mingpt.observe.console import bits_line, ended_line
 from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, SnapshotLost
-from mingpt.redact import without_secrets
+from mingpt.redact import redacted
 from mingpt.world.env import Env
 
 LIMIT_SECONDS = 5.0  # for an answer, and at the end of an attempt
@@ -75,7 +75,7 @@ class Alarms:
 
     def post(self, event: str, step: int | None, text: str) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        what = {"event": event, "run": self.run, "attempt": self.attempt, "step": step, "text": without_secrets(text)}
+        what = {"event": event, "run": self.run, "attempt": self.attempt, "step": step, "text": redacted(text)}
         self._background.put({**what, "host": socket.gethostname(), "at": now})
 
     def close(self, seconds: float = LIMIT_SECONDS) -> None:

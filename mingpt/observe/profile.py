@@ -11,7 +11,6 @@ from mingpt.config.checks import steps_to_profile
 from mingpt.folder import Folder
 from mingpt.observe.background import Background
 from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Event, StepDone
-from mingpt.redact import without_secrets
 
 END_SECONDS = 60.0  # at the end of an attempt, for writing the trace
 
@@ -78,5 +77,5 @@ class Profile:
         name = f"attempt-{self.attempt:05d}-steps-{self.steps.start}-{self.steps.stop}"
         for kind, content in contents.items():
             Folder(self.run_dir).write(f"profile/{name}.{kind}", content)
-        where = f"{str(without_secrets(self.run_dir)).rstrip('/')}/profile/{name}"
+        where = f"{self.run_dir.rstrip('/')}/profile/{name}"
         self.say(f"profile: {where}.json.gz, for https://ui.perfetto.dev; its top ten: {where}.txt")

@@ -24,7 +24,6 @@ from mingpt.folder import Folder
 from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, StepDone
 from mingpt.observe.jsonl import rows_of
 from mingpt.observe.runfile import RunFile
-from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Record, RunRecord, records, segments
 
 RECORD = np.dtype([("step", "<u4"), ("norm", "<f8"), ("loss", "<f8")])
@@ -183,5 +182,5 @@ class SameBits:
                 if name_of(run_dir, metrics[attempt]) == name:
                     self._before |= {step: (attempt, loss, norm) for step, norm, loss in again.tolist()}
         except Exception as error:
-            reason = without_secrets(str(error)) or type(error).__name__
+            reason = str(error) or type(error).__name__
             self.say(f"the bits are not compared with those of the attempts before: {reason}")

@@ -34,7 +34,6 @@ from mingpt.observe.events import (
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
-from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.hot import run_id
 
@@ -219,7 +218,7 @@ def open_trackers(config: Config, record: RunRecord, say: Callable[[str], None])
     except Exception as error:
         say(f"track={','.join(names)}: {error}. The run goes on without.")
         return []
-    plain = without_secrets(config.model_dump())
+    plain = record.provenance["config"]  # without secrets, as a manifest has it
     about = About(id, config.run.name, config.run.dir, record.attempt, record.claim.record.from_step, plain, say)
     return [Trackers(names, about, say)]
 

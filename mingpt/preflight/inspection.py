@@ -19,7 +19,6 @@ from mingpt.preflight.finding import Finding, Level, Report, exit_code, findings
 from mingpt.preflight.helper import Helper, Unreached, answer
 from mingpt.preflight.links import LIMIT, Echo
 from mingpt.preflight.messages import FINDINGS, MET, NODES, PLACES, RESULTS, T, read
-from mingpt.redact import without_secrets
 from mingpt.world import network
 from mingpt.world.platforms import find_placement
 
@@ -197,7 +196,7 @@ class Inspection:
         try:
             return answer(asked, PLACE_SECONDS)
         except Unreached as error:
-            text = f"run.dir={without_secrets(self.config.run.dir)}: {error}"
+            text = f"run.dir={self.config.run.dir}: {error}"
             self._add("problem", "run.dir", text, "look at the network and the address")
         except (UserError, TransientError) as error:
             self.mine += findings_of(error, self.name, "run.dir")
@@ -206,7 +205,7 @@ class Inspection:
         """Whether this node can write the run directory and read it back."""
         conditional = self._of_place(self.writing)
         if conditional is False:
-            text = f"snapshot.dir={without_secrets(self.config.snapshot.dir)}: this store has no conditional put"
+            text = f"snapshot.dir={self.config.snapshot.dir}: this store has no conditional put"
             self._add("warning", "run.dir", text, "never start two runs in one run.dir, or choose another store")
         return conditional is not None
 

@@ -15,7 +15,6 @@ from typing import Any
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.preflight.helper import Unreached
-from mingpt.redact import without_secrets
 from mingpt.world.secret import SECRET, signed, verified
 
 # Bytes of a TCP segment: preflight's own messages pass where an MTU black hole swallows large packets, and so the nodes
@@ -128,7 +127,7 @@ def find_home(config: Config, hosts: list[str], seconds: float) -> tuple[list[st
     order = search.settle(lambda value: _met.gather(value, seconds))
     keepers = [hosts[order[rank]] for rank in search.home.snapshots]
     host = search.home.host
-    return keepers, [alone(without_secrets(config.run.dir), host)] if host else []
+    return keepers, [alone(config.run.dir, host)] if host else []
 
 
 def leave() -> None:

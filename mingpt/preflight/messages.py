@@ -4,9 +4,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from mingpt.console import printable
 from mingpt.preflight.finding import Finding
 from mingpt.preflight.helper import Unreached
-from mingpt.redact import printable
 
 T = TypeVar("T")
 

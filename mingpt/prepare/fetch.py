@@ -28,7 +28,6 @@ from mingpt.localfile import write_whole
 from mingpt.parsers import parse
 from mingpt.prepare.corpora import CORPORA, DATASETS, Corpus, Text
 from mingpt.prepare.prepare import prepare_command
-from mingpt.redact import without_secrets
 from mingpt.storage import fetched_as, open_fs, place
 
 FOLDER = Path("data")  # where configs/ expect the files
@@ -98,7 +97,7 @@ def by_package_manager(corpus: Corpus, folder: Path) -> bytes:
     except FileNotFoundError:
         error, reason = UserError, f"there is no {program} on this machine"
     raise error(
-        f"`{corpus.command}`: {without_secrets(reason)}\n"
+        f"`{corpus.command}`: {reason}\n"
         f"Run it on another machine, and set {MIRROR} to the folder or URL of {corpus.archive}; or {corpus.instead}"
     )
 

@@ -68,6 +68,7 @@ def prepare(
         shard_tokens,
         *([most] if most else []),
     )
+    # A signature in a URL changes from day to day, and the same files are the same files.
     versions = hash_of(plan, [[str(without_secrets(file.url)), file.version] for file in files])
     with place("--out", out):
         if there := finished(folder, files, options, plan, versions if all(f.version for f in files) else ""):
@@ -198,5 +199,5 @@ def prepare_command(given: argparse.Namespace) -> int:
             f"note: there is nothing to evaluate on: no document's hash falls into --val-fraction {fraction:g}: raise "
             r"it, or cut the text into documents with --separator, as in '\n\n'"
         )
-    say(f"train on it: data=shards data.path={without_secrets(given.out)}")
+    say(f"train on it: data=shards data.path={given.out}")
     return FINISHED

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mingpt import hub
+from mingpt.console import printable
 from mingpt.errors import UserError
 from mingpt.prepare.forms import FORMS, PACKED, Form
-from mingpt.redact import printable, without_secrets
 from mingpt.storage import name_of, open_fs, place, without_query
 
 AT_ONCE = 16  # files whose stores are asked at a time
@@ -34,7 +34,7 @@ class File:
 
     @property
     def shown(self) -> str:
-        return printable(str(without_secrets(self.url)))
+        return printable(self.url)
 
 
 def find_files(sources: Sequence[str], form: Form | None, commits: dict[str, str]) -> list[File]:
@@ -51,7 +51,7 @@ def find_files(sources: Sequence[str], form: Form | None, commits: dict[str, str
 def _named(source: str, commits: dict[str, str]) -> list[tuple[str, Any, str, str]]:
     """Of each file that a source names: the source, its file system, path and URL."""
     fs, path = open_fs(source, "SOURCES")
-    shown, url = f"SOURCES={without_secrets(source)}", source
+    shown, url = f"SOURCES={source}", source
     with place("SOURCES", source):
         if source.startswith(hub.SCHEME):
             try:
@@ -68,7 +68,7 @@ def _named(source: str, commits: dict[str, str]) -> list[tuple[str, Any, str, st
 
 
 def _file(form: Form | None, source: str, fs: Any, path: str, url: str) -> File:
-    shown = f"SOURCES={without_secrets(source)}"
+    shown = f"SOURCES={source}"
     with place("SOURCES", source):
         info = fs.info(path)
     if info["type"] == "directory":

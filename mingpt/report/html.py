@@ -1,13 +1,15 @@
 """HTML pages that load nothing: no script, no font, no picture from elsewhere.
 
-All text of a run's files goes through `text`; the page's own policy forbids scripts and every request besides.
+All text of a run's files goes through `text`, which blanks secrets; the page's own policy forbids scripts and every
+request besides.
 """
 
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from mingpt.redact import printable
+from mingpt.console import printable, shortened
+from mingpt.redact import redacted
 
 LONGEST = 120  # characters of a cell
 MOST_ROWS = 200
@@ -21,8 +23,7 @@ class Html(str):
 def text(value: object, longest: int = LONGEST) -> Html:
     if isinstance(value, Html):
         return value
-    shown = printable(str(value))
-    return Html(escape(shown if len(shown) <= longest else f"{shown[:longest]}…"))
+    return Html(escape(shortened(printable(redacted(str(value))), longest)))
 
 
 def table_of(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:

@@ -8,7 +8,6 @@ from datetime import datetime, timezone
 import numpy as np
 
 from mingpt.observe.ledger import Account, duration, goodput_line
-from mingpt.redact import without_secrets
 from mingpt.report.figures import Band, Line, chart, color
 from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Run
@@ -35,9 +34,9 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _one(run: Run) -> str:
-    kinds = dict.fromkeys(kind(a) for a in run.attempts if kind(a))
+    kinds = dict.fromkeys(a.processes for a in run.attempts if a.processes)
     colors = {name: color(i + 1) for i, name in enumerate(kinds)}
-    bands = [Band(a.from_step, run.kept[a.attempt], colors.get(kind(a), color(7))) for a in run.on_line[-MARKS:]]
+    bands = [Band(a.from_step, run.kept[a.attempt], colors.get(a.processes, color(7))) for a in run.on_line[-MARKS:]]
     validation = run.curve("val_loss")
     curves = [Line("training", run.loss, color(0))]
     curves += [Line("validation", validation, color(3), marks=True)] if len(validation.steps) else []
@@ -56,11 +55,6 @@ def _one(run: Run) -> str:
         _config(run),
     )
     return "".join(parts)
-
-
-def kind(attempt: Account) -> str:
-    """How many processes on what; "" for a rewind."""
-    return " × ".join(str(part) for part in (attempt.world_size, attempt.device) if part)
 
 
 def _dot(shade: str) -> Html:
@@ -89,12 +83,12 @@ def facts(run: Run) -> dict[str, str]:
         "best validation loss": best and f"{best[0]:.4f} (step {best[1]:,.0f})",
         "validated on": None if tokens is None or share is None else f"{tokens:,.0f} tokens, {share:.1%} of the split",
         "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
-        "machine": f"{kind(last)} {last.host}".strip() if last and kind(last) else None,
+        "machine": f"{last.processes} {last.host}".strip() if last and last.processes else None,
         "disk": f"{run.disk}'s alone: without that machine the run is lost" if run.disk else None,
         "wall time": duration(run.ledger.wall) if run.ledger else None,
         "cost": f"{cost:,.2f}" if run.ledger and (cost := run.ledger.cost()) is not None else None,
     }
-    return {key: str(without_secrets(value)) for key, value in found.items() if value is not None}
+    return {key: str(value) for key, value in found.items() if value is not None}
 
 
 def _head(run: Run) -> str:
@@ -104,7 +98,7 @@ def _head(run: Run) -> str:
     digest = f'<p class="soft">step {last.step:,} has the digest {text(last.digest)}</p>' if last else ""
     other = f", with other {', '.join(parent.keys)}" if parent and parent.keys else ""
     fork = f"<p>forked from {text(parent.run)} after step {parent.step:,}{text(other, 400)}</p>" if parent else ""
-    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.past.url, 300)}</p>'
+    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.past.folder, 300)}</p>'
     return f'{title}{fork}{goodput}<dl class="card">{shown}</dl>{digest}'
 
 
@@ -117,7 +111,7 @@ def _moment(at: float) -> str:
 
 def _attempts(run: Run, colors: Mapping[str, str]) -> str:
     def row(a: Account) -> tuple[object, ...]:
-        where = Html(f"{_dot(colors[kind(a)])}{text(kind(a))}") if kind(a) else "–"
+        where = Html(f"{_dot(colors[a.processes])}{text(a.processes)}") if a.processes else "–"
         kept = run.kept[a.attempt]
         steps = f"{a.from_step + 1:,} to {kept:,}" if kept > a.from_step else f"none, from {a.from_step:,}"
         spent = a.until - a.started
@@ -160,6 +154,6 @@ def _samples(run: Run) -> str:
 
 
 def _config(run: Run) -> str:
-    own = json.dumps(without_secrets(run.manifest.config), indent=1, ensure_ascii=False) if run.manifest else ""
+    own = json.dumps(run.manifest.config, indent=1, ensure_ascii=False) if run.manifest else ""
     shown = _lines(run.config or own)
     return f"<details><summary>Config</summary><pre class='card'>{shown}</pre></details>" if shown else ""

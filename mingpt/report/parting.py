@@ -37,7 +37,7 @@ class Side:
 
     @property
     def url(self) -> str:
-        return self.past.url if self.past.attempt is None else f"{self.past.url}, attempt {self.past.attempt}"
+        return self.past.folder if self.past.attempt is None else f"{self.past.folder}, attempt {self.past.attempt}"
 
     @property
     def newest(self) -> Manifest | None:
@@ -57,14 +57,14 @@ def side(url: str, step: int | None = None, attempt: int | None = None) -> Side:
     if attempt is not None:  # with its snapshots that were set aside because a rewind or another attempt came
         every = [*past.set_aside(overtaken=True), *past.manifests.values()]
         for problem in past.damaged:
-            complain(f"{past.url}: {problem}")
+            complain(f"{past.folder}: {problem}")
         return Side(past, {m.step: m for m in every if m.attempt == attempt}, past.trace.get(attempt, NO_RECORDS))
     kept = np.concatenate([NO_RECORDS, *past.kept_trace.values()])
     trace = kept[np.argsort(kept["step"], kind="stable")]
     if step is None:
         return Side(past, past.manifests, trace)
     if step not in past.manifests:
-        raise UserError(f"{past.url}: no snapshot of step {step}; there are {', '.join(map(str, past.manifests))}")
+        raise UserError(f"{past.folder}: no snapshot of step {step}; there are {', '.join(map(str, past.manifests))}")
     return Side(past, {step: past.manifests[step]}, trace, step)
 
 

@@ -13,7 +13,6 @@ from mingpt.config.configfile import LONGEST, NAME
 from mingpt.folder import Folder
 from mingpt.history.history import History, numerics_of
 from mingpt.observe.ledger import Account, Ledger, added_up
-from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import REWIND, runs_here
 
 Floats = npt.NDArray[np.float64]
@@ -101,7 +100,7 @@ class Run:
     def config(self) -> str:
         """config.yaml, or "" where there is none, as in older runs."""
         raw = Folder(self.past.folder, "RUN").read(NAME, LONGEST) or b""
-        return str(without_secrets(raw.decode(errors="replace")))
+        return raw.decode(errors="replace")
 
     def _end(self, account: Account, newest: Account) -> str:
         """Of an attempt that has noted none. A claim says which process made it, which may be alive."""

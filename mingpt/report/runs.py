@@ -6,11 +6,10 @@ from typing import Any
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
 from mingpt.config.stored import is_below
-from mingpt.console import columns, complain
+from mingpt.console import as_lines, columns, complain
 from mingpt.errors import OF_ONE
 from mingpt.folder import Folder
 from mingpt.history.history import NOTHING
-from mingpt.redact import as_lines, without_secrets
 from mingpt.report.reading import Run
 
 OWN = ("run", "snapshot.dir")  # what differs between any two runs
@@ -36,7 +35,7 @@ def runs_in(folder: str) -> dict[str, dict[str, Any]]:
 
 def rows(folder: str) -> list[dict[str, Any]]:
     """A row for each run of a folder, the lowest validation loss first. Of the settings, those that all runs have."""
-    known = {name: dict(leaves(without_secrets(config))) for name, config in runs_in(folder).items()}
+    known = {name: dict(leaves(config)) for name, config in runs_in(folder).items()}
     keys = [key for key in next(iter(known.values()), {}) if not is_below(key, OWN)]
     shared = [key for key in keys if all(key in values for values in known.values())]
     differ = [key for key in shared if len({str(values[key]) for values in known.values()}) > 1]

@@ -21,7 +21,6 @@ from pydantic import Field, TypeAdapter
 
 from mingpt.errors import Superseded, UserError
 from mingpt.folder import File, Folder
-from mingpt.redact import without_secrets
 from mingpt.snapshot.format import Manifest
 from mingpt.world.env import Env
 
@@ -218,7 +217,7 @@ class Attempt:
             return
         what = "the run was rewound" if newest and newest.by == REWIND else f"attempt {number} has started"
         raise Superseded(
-            f"run.dir={without_secrets(self.run_dir)}: {what} while this attempt, number {self.number}, was still "
+            f"run.dir={self.run_dir}: {what} while this attempt, number {self.number}, was still "
             f"training: this one ends here, and the newer one goes on; two runs need two places"
         )
 

@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from mingpt.console import printable
 from mingpt.errors import UserError
 from mingpt.folder import Folder
-from mingpt.redact import printable, without_secrets
 from mingpt.snapshot.attempts import Count
 
 ELSEWHERE, LONGEST = "elsewhere.json", 4096  # its bytes
@@ -54,7 +54,7 @@ def refuse_elsewhere(run_dir: str) -> None:
     """Raise UserError if the run is on another node's disk. Called where nothing else of it is here."""
     if marker := read_marker(run_dir):
         raise UserError(
-            f"{without_secrets(run_dir)}: this run is on {printable(marker.host)}'s disk (step {marker.step} when last "
+            f"{run_dir}: this run is on {printable(marker.host)}'s disk (step {marker.step} when last "
             f"seen): give this command on that machine, or copy the folder from there"
         )
 

@@ -18,9 +18,9 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from mingpt.config.schema import Config
+from mingpt.console import printable
 from mingpt.errors import TransientError, UserError
 from mingpt.folder import Folder
-from mingpt.redact import printable
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import make_run_dir, newest_number
 from mingpt.snapshot.elsewhere import Marker, read_marker
@@ -103,7 +103,7 @@ class _Probe:
                 root = Path(place.root)
                 missing = [folder for folder in (root, *root.parents) if not folder.exists()]
                 self._made += reversed(missing)  # before they are made: that may fail half way
-                make_run_dir(place.given)
+                make_run_dir(place.url)
                 with place.named_errors():
                     Path(place.path(self.name)).touch(exist_ok=False)
         except (UserError, TransientError) as error:

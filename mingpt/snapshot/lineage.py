@@ -15,7 +15,6 @@ from pydantic import TypeAdapter
 
 from mingpt.config.affecting import settings
 from mingpt.errors import Damaged, OtherFormat, TransientError, Unreadable, UserError
-from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import REWIND, Attempt, Count, Record, line_of, records, without_undone
 from mingpt.snapshot.format import MANIFEST, Manifest
@@ -252,7 +251,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
 
     Raises UserError, before it changes anything, if there is none, or nothing that can be brought back.
     """
-    claims, shown = records(run_dir), without_secrets(run_dir)
+    claims = records(run_dir)
     back = dict[int, tuple[str, Manifest]]()
     claim = claims.get(max(claims, default=0))
     if claim and claim.undoes in claims:
@@ -261,11 +260,11 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
     if not back:
         number = _to_undo(claims)
         if not number:
-            raise UserError(f"{shown}: no rewind is there that could be undone")
+            raise UserError(f"{run_dir}: no rewind is there that could be undone")
         back = _left_by(claims, number, store, log)
         if not back:
             raise UserError(
-                f"{shown}: the rewind to step {claims[number].from_step} can't be undone: nothing that it set aside "
+                f"{run_dir}: the rewind to step {claims[number].from_step} can't be undone: nothing that it set aside "
                 f"can be brought back"
             )
         newest = back[max(back)][1]

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mingpt.errors import Damaged, OtherFormat, UserError
+from mingpt.redact import redacted, without_secrets
 from mingpt.snapshot.format import (
     FORMAT,
     MANIFEST,
@@ -37,7 +38,7 @@ def _canonical(fields: Mapping[str, Any]) -> bytes:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """JSON with a checksum over all other fields. Raises UserError if readers would refuse it for its size."""
-    fields = manifest.model_dump()
+    fields = _clean(manifest.model_dump())
     raw = _canonical(fields | {"checksum": sha256(_canonical(fields)).hexdigest()})
     if len(raw) > MANIFEST_LIMIT or _count_values(raw) > MOST_VALUES:
         raise UserError(
@@ -45,6 +46,16 @@ def encode_manifest(manifest: Manifest) -> bytes:
             f"{MANIFEST_LIMIT} and {MOST_VALUES}: take a smaller vocabulary (data.tokenizer), or fewer tensors"
         )
     return raw
+
+
+def _clean(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields without secrets, when a manifest is written, and when it is read: another program may have made it.
+
+    Not those of environment variables: two processes must read the same, and may have other variables. A fork's parent
+    and changed settings stand in the history.
+    """
+    removed = {"config": without_secrets, "history": redacted}
+    return fields | {name: remove(fields[name], False) for name, remove in removed.items() if name in fields}
 
 
 def decode_manifest(raw: bytes) -> Manifest:
@@ -86,7 +97,7 @@ def _parse(raw: bytes) -> Manifest:
             raise Damaged(f"{MANIFEST} has format {version!r}; {reads}")
         if version != FORMAT:
             raise OtherFormat(f"format {version}; {reads}")
-        return Manifest.model_validate(fields)
+        return Manifest.model_validate(_clean(fields))
     except (ValidationError, ValueError, RecursionError) as error:  # ValueError: lone surrogates, NaN
         raise Damaged(f"{MANIFEST} does not follow the format: {error}") from error
 

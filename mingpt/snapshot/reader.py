@@ -13,7 +13,6 @@ from torch import Tensor
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
 from mingpt.folder import Folder
 from mingpt.localfile import Buffer, T
-from mingpt.redact import without_secrets
 from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
@@ -152,7 +151,7 @@ def split_url(url: str) -> tuple[str, int | None]:
     above, _, step = url.rpartition("@")
     if above and step == BEST:
         if (best := best_step(find(above))) is None:
-            raise UserError(f"{without_secrets(url)}: no snapshot there has a validation loss: choose a step")
+            raise UserError(f"{url}: no snapshot there has a validation loss: choose a step")
         return above, best
     return (above, int(step)) if above and step.isascii() and step.isdecimal() else _split_folder(url)
 
@@ -169,7 +168,7 @@ def run_dir_of(url: str) -> str:
     Raises UserError for RUN@STEP: what asks for it is about the whole run.
     """
     if split_url(url) != _split_folder(url):
-        raise UserError(f"{without_secrets(url)} names one step: give the run's directory")
+        raise UserError(f"{url} names one step: give the run's directory")
     above = _split_folder(url)[0].rstrip("/") or "/"
     parent, _, last = above.rpartition("/")
     return (parent or ("/" if "/" in above else ".")) if last == SNAPSHOTS else above
@@ -182,7 +181,7 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
     """
     above, named = split_url(url)
     if None not in (named, step) and named != step:
-        raise UserError(f"{without_secrets(url)} names step {named}, and --step {step}: leave out one")
+        raise UserError(f"{url} names step {named}, and --step {step}: leave out one")
     url, step = above, step if named is None else named
     for below in ("", "/snapshots"):
         store = Store(url.rstrip("/") + below if below else url, "URL")
@@ -192,8 +191,8 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
         refuse_elsewhere(run_dir_of(url))
         cure = "check the spelling; give a run's directory, its snapshots folder, or a step's folder"
         if any(store.steps() for _, store in runs_below(url)):
-            cure = f"`mingpt snapshots list {without_secrets(url)}` shows the runs in there: give one of them"
-        raise UserError(f"{without_secrets(url)}: no snapshot is there: {cure}")
+            cure = f"`mingpt snapshots list {url}` shows the runs in there: give one of them"
+        raise UserError(f"{url}: no snapshot is there: {cure}")
     if step is not None:
         if step not in steps:
             raise UserError(f"{store.url}: no snapshot of step {step}; there are {', '.join(map(str, sorted(steps)))}")

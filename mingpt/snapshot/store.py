@@ -86,7 +86,7 @@ class Store(Folder):
     @property
     def run_dir(self) -> str:
         """The run's directory, for a store in its usual place; else the store's own URL. May hold secrets."""
-        return self.given.removesuffix(f"/{SNAPSHOTS}")
+        return self.url.removesuffix(f"/{SNAPSHOTS}")
 
     def folder(self, step: int) -> str:
         return self.path(step_name(step))

@@ -13,7 +13,6 @@ from mingpt.console import complain, say
 from mingpt.data.opening import open_data
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
-from mingpt.redact import without_secrets
 from mingpt.snapshot.home import HomeSearch
 from mingpt.train import assemble
 from mingpt.train.agreeing import agree_on_inputs
@@ -105,8 +104,7 @@ def report_failure(error: BaseException, lifetime: Lifetime, config: Config | No
     if same_in_main and lifetime.wait_for_signal(PRINT_SECONDS):
         return failure.code
     if failure.trace:
-        trace = "".join(traceback.format_exception(error)).splitlines()
-        complain("\n".join(str(without_secrets(line)) for line in trace))
+        complain("".join(traceback.format_exception(error)).rstrip("\n"))
     where = f"rank {env.rank} on {socket.gethostname()}: " if env.rank else ""
     complain(f"error: {where}{failure.reason}")
     return failure.code

@@ -9,7 +9,6 @@ from mingpt.config.schema import Config
 from mingpt.console import say
 from mingpt.errors import RolledBack, UserError
 from mingpt.observe.events import Observers, StepSkipped
-from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import records, without_undone
 from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.lineage import rewind
@@ -111,7 +110,7 @@ class BadSteps:
             return (
                 "The run has diverged, and nothing was stored: the same command with a lower optimizer.lr starts afresh"
             )
-        place = shlex.quote(str(without_secrets(self.config.run.dir)))
+        place = shlex.quote(self.config.run.dir)
         return (
             f"The run has diverged: give a lower optimizer.lr with resume.changed=true, and go back to a step before "
             f"the trouble, {newest} at the latest (`mingpt snapshots rewind {place} --step N`), or start in another "

@@ -8,11 +8,11 @@ from datetime import datetime, timezone
 
 from mingpt.config.checks import alone
 from mingpt.config.schema import Config
-from mingpt.console import say
+from mingpt.console import printable, say
 from mingpt.data.source import Source
 from mingpt.errors import UserError
 from mingpt.observe.ledger import accounts, duration
-from mingpt.redact import printable, without_secrets
+from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here
 from mingpt.snapshot.format import VALIDATION

@@ -12,7 +12,6 @@ from mingpt.config.section import Own
 from mingpt.console import say
 from mingpt.data.source import Source
 from mingpt.model.language import LanguageModel
-from mingpt.redact import without_secrets
 from mingpt.snapshot.format import Kind, Manifest
 from mingpt.snapshot.restore import Put, Restored
 from mingpt.snapshot.tiers import Tiers
@@ -84,7 +83,7 @@ def restore(config: Config, source: Source, context: StepContext, tiers: Tiers, 
     elif isinstance(context.model, LanguageModel) and (url := getattr(config.model, "init_from", None)):
         numerics["init_from"] = start_from(context.model, url, source.vocabulary, world)
         if world.is_main:
-            say(f"started from the weights of {without_secrets(url)} (sha256 {numerics['init_from'][:16]})")
+            say(f"started from the weights of {url} (sha256 {numerics['init_from'][:16]})")
     return origin
 
 

@@ -153,7 +153,8 @@ class Replay:
         stretch = self.past.stretches[0]
         if stretch.first != 1:
             raise UserError(
-                f"{self.past.url}: no good snapshot is left to begin from, and its attempts do not lead back to step 1"
+                f"{self.past.folder}: no good snapshot is left to begin from, and its attempts do not lead back to "
+                f"step 1"
             )
         config = replay_config(stretch.config, self.past.folder, self.here)
         source = self._source(config, stretch)

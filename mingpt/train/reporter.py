@@ -22,7 +22,6 @@ from mingpt.observe.events import (
 from mingpt.observe.ledger import STARTING
 from mingpt.observe.notify import notify
 from mingpt.observe.speed import flops_per_token, peak_flops, peak_memory
-from mingpt.redact import without_secrets
 from mingpt.train.announcing import announce
 from mingpt.train.context import StepContext
 from mingpt.train.figures import Figures
@@ -166,8 +165,7 @@ class Reporter:
     def failed(self, error: BaseException) -> None:
         self.lifetime.ending = True
         failure = classify(error, self.lifetime.phase)
-        reason = str(without_secrets(failure.reason))
-        self.observers.publish(AttemptFailed(self.done, failure.code, type(error).__name__, reason))
+        self.observers.publish(AttemptFailed(self.done, failure.code, type(error).__name__, failure.reason))
 
     def report_hang(self, error: BaseException) -> None:
         """In rank 0 its observers do; in others an alarm, for a rank 0 that is silent."""

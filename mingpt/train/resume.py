@@ -22,9 +22,10 @@ from mingpt.compute.rules import muon_names, roles
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import declared, filled
 from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule
+from mingpt.console import printable
 from mingpt.data.source import Source, sampled_split
 from mingpt.errors import UserError
-from mingpt.redact import printable, without_secrets
+from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Parent, new_named
 from mingpt.snapshot.format import Manifest
 from mingpt.train.evaluation import evaluated_part
@@ -161,7 +162,7 @@ def _extension(manifest: Manifest, config: Config, changes: Changes) -> list[str
         return []
     if not all(key.startswith(SCHEDULE) for key in changes) or not same_past(manifest, config, schedule.stable_until):
         return []
-    here = without_secrets(config.run.dir)
+    here = config.run.dir
     return [
         f"  `mingpt snapshots rewind {here} --step {schedule.stable_until}`, and the same command goes on from the end "
         f"of the stable phase, with the bits of a run planned so before;"
@@ -206,7 +207,7 @@ def consequences(manifest: Manifest, config: Config, changes: Changes, world: Wo
 
 
 def _refusal(manifest: Manifest, config: Config, lines: list[str], extension: list[str]) -> str:
-    here, step = without_secrets(config.run.dir), manifest.step
+    here, step = config.run.dir, manifest.step
     return "\n".join(
         [
             f"run.dir={here} has step {step} with other settings, and these affect the result:",
@@ -224,7 +225,7 @@ def check_fits(
     manifest: Manifest, config: Config, vocabulary: Mapping[str, Any], model: nn.Module, own: Method | None = None
 ) -> None:
     """Raise UserError unless the snapshot is one of this model over this vocabulary. own: the user's own optimizer."""
-    where = f"the snapshot of step {manifest.step} in {without_secrets(config.snapshot.dir)}"
+    where = f"the snapshot of step {manifest.step} in {config.snapshot.dir}"
     cure = "set the keys back, or take another run.dir"
     # First: with another vocabulary the model's sizes differ, too, and that message would name the wrong key.
     if manifest.vocabulary != vocabulary:

@@ -7,7 +7,6 @@ import torch
 
 from mingpt.config.schema import Config
 from mingpt.errors import CRASHED, USER_ERROR, Damaged, SnapshotFailed, TransientError, UserError
-from mingpt.redact import without_secrets
 from mingpt.world.lifetime import Phase
 
 LOST_PEER = "lost contact with another process"  # a consequence: the cause is in another process's log
@@ -30,7 +29,7 @@ class Failure:
 def classify(error: BaseException, phase: Phase, config: Config | None = None) -> Failure:
     """The reason to print and the exit code to end with. phase: how far this process had come."""
     text = str(error).strip()
-    first_line = str(without_secrets(text.splitlines()[0])) if text else ""
+    first_line = text.splitlines()[0] if text else ""
     # gloo begins with a source line in brackets, and ends with a guess at the cause.
     first_line = re.sub(r"^\[[^]]*\] ", "", first_line).partition(". This is typically")[0]
     if isinstance(error, UserError):

@@ -19,6 +19,7 @@ from types import FrameType
 
 from mingpt.console import complain
 from mingpt.errors import CRASHED, STOPPED, exit_now
+from mingpt.redact import redacted
 from mingpt.world import slurm
 from mingpt.world.clock import Clock, Pauses
 from mingpt.world.env import Env
@@ -179,6 +180,7 @@ def leave_reason(text: str) -> None:
     The first reason stands: what follows is a consequence, such as a connection that another process has closed.
     """
     # Not by torch's `record`: it writes a stack trace, which torchrun would print as the reason.
+    text = redacted(text)  # torchrun's agent prints the file as it is
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and not os.path.exists(path):
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from branch_kit import train
-from mingpt.metrics import read_metrics
+from mingpt.history.history import read_metrics
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
@@ -85,7 +85,7 @@ def test_the_best_snapshot_is_exported_if_asked_for_and_hinted_at(base: Path) ->
 
 @pytest.mark.slow
 def test_several_processes_find_the_same_and_one_of_them_tells(place: str) -> None:
-    torchrun = "-m torch.distributed.run --standalone --nproc-per-node=3 -m mingpt.evaluate base --json"
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node=3 -m mingpt evaluate base --json"
     said = subprocess.check_output([sys.executable, *torchrun.split(), place, CACHE], text=True, timeout=TIME_LIMIT)
     assert [json.loads(line) for line in said.splitlines()] == [mingpt.json(f"evaluate base {place} {CACHE}")]
 

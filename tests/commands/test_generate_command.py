@@ -14,10 +14,10 @@ import bpe_kit
 from mingpt import cli
 from mingpt.commands.generate import BETWEEN, Text, prompts_of
 from mingpt.config.models import GPTModel
+from mingpt.console import escaped
 from mingpt.data.vocabulary import Bytes
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.sampling import generate as continue_tokens
-from mingpt.redact import escaped
 from snapshot_kit import PROVENANCE, save, state_of
 from told import Told
 from verb_kit import mingpt, store

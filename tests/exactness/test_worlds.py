@@ -10,7 +10,7 @@ import pytest
 
 from image_kit import write_idx
 from mingpt.compute.buckets import BUCKET_BYTES
-from mingpt.metrics import read_metrics
+from mingpt.history.history import read_metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.replaying import replay

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.metrics import read_metrics
+from mingpt.history.history import read_metrics
 from node_kit import Node
 from run_kit import NewRun, Run
 from store_kit import Server, Stores

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from mingpt.metrics import read_metrics
+from mingpt.history.history import read_metrics
 from mingpt.observe.events import AttemptEnded, StepDone
 from mingpt.observe.jsonl import MetricsLog
 from mingpt.snapshot.attempts import REWIND, Attempt, newest_number

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from config_kit import problems
-from mingpt.metrics import read_metrics
+from mingpt.history.history import read_metrics
 from mingpt.observe import own
 from mingpt.observe.events import AttemptEnded
 from mingpt.snapshot.reader import read

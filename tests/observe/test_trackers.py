@@ -20,7 +20,7 @@ from config_kit import configured, problems
 from curves_kit import of_wandb, wandb_records
 from hook_kit import hook
 from mingpt.errors import CRASHED
-from mingpt.metrics import read_metrics
+from mingpt.history.history import read_metrics
 from mingpt.observe import background, trackers
 from mingpt.observe.events import (
     AttemptEnded,

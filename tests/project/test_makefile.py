@@ -24,5 +24,5 @@ def test_make_train_prints_a_sample_and_writes_a_report_of_the_run_that_it_train
     assert done.returncode == 0, done.stderr
     *log, sample, report = (tmp_path / "log").read_text().splitlines()
     assert report == "-m mingpt.report s3://b/r"
-    assert sample == "-m mingpt.generate s3://b/r/snapshots --prompt To be, or not to be --tokens 300 --seed 1"
+    assert sample == "-m mingpt generate s3://b/r/snapshots --prompt To be, or not to be --tokens 300 --seed 1"
     assert "-m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char run.dir=s3://b/r" in log

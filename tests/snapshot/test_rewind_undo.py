@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from mingpt.errors import UserError
-from mingpt.metrics import read_metrics
+from mingpt.history.history import read_metrics
 from mingpt.observe.ledger import kept_until
 from mingpt.report.reading import Run
 from mingpt.snapshot.attempts import Attempt, records

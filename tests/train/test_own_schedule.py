@@ -12,7 +12,7 @@ from config_kit import configured, problems
 from mingpt import cli
 from mingpt.config.stored import replay_config
 from mingpt.errors import UserError
-from mingpt.metrics import read_metrics
+from mingpt.history.history import read_metrics
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.store import Store
 from mingpt.train import resume

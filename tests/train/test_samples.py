@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mingpt.errors import USER_ERROR
-from mingpt.metrics import read_metrics
+from mingpt.history.history import read_metrics
 from mingpt.train import evaluation
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime

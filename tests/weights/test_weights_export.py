@@ -1,4 +1,4 @@
-"""python -m mingpt.snapshots export: what it writes, transformers itself reads, with the same logits."""
+"""mingpt snapshots export: what it writes, transformers itself reads, with the same logits."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,0 +1,260 @@
+"""Secrets go into every source of text at once; what leaves the process through every sink is searched for them."""
+
+import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from hook_kit import hook
+from mingpt.command import code_of
+from mingpt.console import complain, say, say_json
+from mingpt.data.own import Rows
+from mingpt.data.source import Source
+from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError
+from mingpt.observe.events import AttemptFailed, Event, Observers, SnapshotLost
+from mingpt.observe.notify import Alarms
+from mingpt.redact import redacted
+from mingpt.snapshot.manifest import CANONICAL
+from mingpt.train.attempt import attempt, report_failure
+from mingpt.world.lifetime import Lifetime
+from own_kit import rows
+from verb_kit import mingpt
+
+CANARY = "cAnArY7f3a9c55"
+HIDDEN = "unguessable-91827"  # nothing but the variable's name tells that it is a secret
+URL = f"https://user:{CANARY}@127.0.0.1:9/a.txt?sig={CANARY}"
+# What an error's text may hold: each form of a secret, and words after it that have to stay.
+TEXT = f"can't read {URL}: Bearer {HIDDEN} is refused, with api_key={CANARY}, {{'token': '{CANARY}'}}: look at it"
+STAYS = ("can't read https://***@127.0.0.1:9/a.txt?***: Bearer *** is refused, with api_key=***", "look at it")
+
+
+@pytest.fixture(autouse=True)
+def secret_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STORE_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "TRACKER_PASSWORD"):
+        monkeypatch.setenv(name, HIDDEN)
+
+
+def clean(text: str) -> str:
+    assert CANARY not in text
+    assert HIDDEN not in text
+    return text
+
+
+def clean_folder(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        clean(str(path.relative_to(folder)))
+        if path.is_file():
+            clean(path.read_bytes().decode(errors="replace"))
+
+
+def with_text(text: str) -> str:
+    for part in STAYS:
+        assert part in text
+    return clean(text)
+
+
+SENTENCES = [
+    # A URL ends where the sentence goes on.
+    ("http://h/a?sig=x: not there: look", "http://h/a?***: not there: look"),
+    ("(http://h/a?sig=x), and (s3://b/c)", "(http://h/a?***), and (s3://b/c)"),
+    ("'http://h/a b?sig=x' seed=2", "'http://h/a b?sig=***' seed=2"),
+    ("is http://h/a the right one? see docs", "is http://h/a the right one? see docs"),
+    ("http://h/a#part then http://h/b?x.", "http://h/a#*** then http://h/b?***."),
+    # No value is no secret, and what names only look like one stays.
+    ("health.notify=null data.tokens=bpe keep=2", "health.notify=null data.tokens=bpe keep=2"),
+    ("health.notify=http://h/x data.token=abc", "health.notify=*** data.token=***"),
+    ("data.token=abc: unknown; (password=x)", "data.token=***: unknown; (password=***)"),
+    ("\"data.token='a b'\" is none", "\"data.token='***'\" is none"),
+    (repr("it's data.token='a b c' \"x\""), repr("it's data.token='***' \"x\"").replace("***\\", "***")),
+    (json.dumps({"hf_token": "a b", "n": 1}), '{"hf_token": "***", "n": 1}'),
+    (shlex.join(["data.token='a b'", "seed=2"]), shlex.join(["data.token='***'", "seed=2"])),
+    ("a secret: give '${oc.env:NAME}'", "a secret: give '${oc.env:NAME}'"),
+    ("{a: {b: 1}, hf_token: abc, key: 'd e'}", "{a: {b: 1}, hf_token: ***, key: '***'}"),
+    ("runs/a@1200 and s3://bucket/run@1200", "runs/a@1200 and s3://bucket/run@1200"),
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), SENTENCES)
+def test_a_sentence_stays_around_its_secret(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+    assert redacted(shown) == shown
+
+
+def test_the_console(capsys: pytest.CaptureFixture[str]) -> None:
+    say(TEXT)
+    complain(TEXT)
+    out, err = capsys.readouterr()
+    assert with_text(out) == with_text(err)
+    say_json({"why": [TEXT], URL: 1, "attention.key": "stays", "loss": float("nan")})
+    out = capsys.readouterr().out
+    document = json.loads(clean(out))
+    with_text(document["why"][0])
+    assert [*document.values()][2:] == ["stays", None]
+
+
+@pytest.mark.parametrize("kind", [UserError, TransientError, ValueError])
+def test_an_error_that_ends_a_command(kind: type[Exception], capsys: pytest.CaptureFixture[str]) -> None:
+    """A ValueError is a bug of ours: its stack trace is printed."""
+
+    def act() -> int:
+        raise kind(TEXT) from OSError(URL)
+
+    assert code_of(act) == (USER_ERROR if kind is UserError else CRASHED)
+    with_text(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "words", [f"train --{URL}", f"snapshots show {URL} --nope={URL}", f"launch --dry-run nope={URL}"]
+)
+def test_a_command_line_that_is_refused(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINGPT_STORE_SECONDS", "1")
+    mingpt.ends(words)
+    assert "***" in clean(mingpt.out + mingpt.err)
+
+
+def test_the_command_that_launch_shows(tmp_path: Path, text: Path) -> None:
+    shown = mingpt(
+        "launch --dry-run", f"data.path={text}", f"run.dir={tmp_path}/run", f"health.notify='{URL}'",
+        f"snapshot.dir='memory://user:{CANARY}@bucket/x'", "run.name='${oc.env:STORE_TOKEN}'",
+    )  # fmt: skip
+    assert "health.notify='\"'\"'***" in clean(shown)
+
+
+@pytest.mark.parametrize("kind", [UserError, TransientError, ValueError])
+def test_the_file_that_torchrun_reads(
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    try:
+        raise kind(TEXT) from OSError(URL)
+    except kind as error:
+        report_failure(error, Lifetime())
+    with_text(capsys.readouterr().err)
+    with_text(path.read_text())
+
+
+@dataclass
+class Seen:
+    events: list[Event] = field(default_factory=list)
+
+    def on(self, event: Event) -> None:
+        self.events.append(event)
+
+
+@pytest.mark.parametrize("event", [SnapshotLost(1, 1, TEXT), AttemptFailed(1, USER_ERROR, "UserError", TEXT)])
+def test_what_observers_get_and_what_a_webhook_is_sent(event: SnapshotLost | AttemptFailed) -> None:
+    said, seen = list[str](), Seen()
+    with hook() as there:
+        alarms = Alarms(there.url, "run", 1, said.append)
+        Observers([seen, alarms], said.append).publish(event)
+        alarms.post("hang", 1, TEXT)  # as a launcher does, without an event
+        alarms.close()
+    for body in there.bodies():
+        with_text(body["text"])
+    [got] = seen.events
+    assert isinstance(got, (SnapshotLost, AttemptFailed))
+    with_text(got.reason)
+    assert said == []
+
+
+class Failing:
+    """An own observer that tells what it knows."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def on(self, event: Event) -> None:
+        raise OSError(TEXT)
+
+
+class Unreadable(Rows):
+    """Rows that can't be read any more at some microbatch, after the first step."""
+
+    left = 12
+
+    def __getitem__(self, ids: Sequence[int]) -> Sequence[Tensor]:  # type: ignore[override]
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(TEXT)
+        return super().__getitem__(ids)
+
+
+def unreadable(micro_size: int, **_: object) -> Source:
+    source = rows(n_in=10, count=64, micro_size=micro_size)
+    assert isinstance(source.train, Rows)
+    return replace(source, train=Unreadable(*source.train.tensors))
+
+
+RUN = (
+    "experiment=classifier", "~data.n_in", "~data.count", "train.max_steps=4", "train.log_every=1",
+    "snapshot.every_steps=2", "observers=[{_target_: test_sinks.Failing}]", "track=[tensorboard]",
+    f"+data.url='{URL}'", f"+data.inner={{my_password: {CANARY}, AccountKey: {CANARY}}}",
+    "+data.auth='Bearer ${oc.env:STORE_TOKEN}'",
+)  # fmt: skip
+
+
+def test_a_run_and_its_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, outlived: None
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    with hook() as there:
+        more = (f"run.dir={tmp_path}/run", f"health.notify='{there.url}?{CANARY}'")
+        assert attempt([*RUN, *more, "data._target_=test_sinks.unreadable"], Lifetime()) == CRASHED
+        assert (
+            attempt([*RUN, *more, "data._target_=own_kit.rows_from_anywhere", "resume.changed=true"], Lifetime()) == 0
+        )
+        posts = [body for _, body in there.posts]
+    assert [body["event"] for body in posts] == ["finished"]
+    out, err = capfd.readouterr()
+    with_text(err)
+    clean(out + json.dumps(posts))
+    clean_folder(tmp_path)
+    written = {path.relative_to(tmp_path).parts[1] for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {"config.yaml", "attempts", "ledger", "metrics", "snapshots", "tensorboard", "trace"} <= written
+    assert "failed: " in (tmp_path / "run/ledger").glob("*").__next__().read_text()
+    assert "***" in (tmp_path / "run/config.yaml").read_text()
+
+
+VERBS = (
+    "snapshots list RUN", "snapshots show RUN", "snapshots show RUN --json", "snapshots verify RUN", "log RUN",
+    "log RUN --json", "log RUN --graph", "report RUN --out TMP/page.html", "report TMP --out TMP/table.html",
+    "diff RUN RUN@8", "diff RUN RUN@8 --json", "export RUN TMP/exported", "replay RUN@12 --json",
+    "replay RUN@12 --out TMP/again", "fork RUN@8 TMP/fork", "evaluate RUN", "generate RUN --tokens 2",
+)  # fmt: skip
+
+
+def test_a_run_of_a_stranger(tmp_path: Path, trained: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    hidden = {"hf_token": CANARY, "myKey": CANARY, "url": URL, "places": [URL, {"password": CANARY}]}
+    for path in run.glob("snapshots/*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        manifest["config"]["train"] |= hidden
+        manifest["history"][-1]["changes"] = {"data.path": [URL, "t.txt"]}
+        # As a stranger's program writes it: this one would blank it.
+        del manifest["checksum"]
+        manifest["checksum"] = sha256(CANONICAL.encode(manifest).encode()).hexdigest()
+        path.write_text(CANONICAL.encode(manifest))
+    other = tmp_path / "other"  # a table of both has the settings in which they differ
+    shutil.copytree(run, other)
+    for folder, token in ((run, CANARY), (other, f"{CANARY}-2")):
+        config = folder / "config.yaml"
+        config.write_text(f"{config.read_text()}\nmore: {{hf_token: {token}, url: '{URL}'}}\n")
+    for metrics in run.glob("metrics/*"):
+        with metrics.open("a") as file:
+            file.write(json.dumps({"step": 12, "sample": f"see {URL}"}) + "\n")
+    ended = list[int]()
+    for words in VERBS:
+        ended.append(mingpt.ends(words.replace("RUN", str(run)).replace("TMP", str(tmp_path))))
+        assert clean(mingpt.out) + clean(mingpt.err), words
+    assert ended.count(0) > len(VERBS) / 2, ended
+    shutil.rmtree(run)
+    shutil.rmtree(other)
+    clean_folder(tmp_path)
