@@ -153,7 +153,7 @@ class Inspection:
         with suppress(OSError):
             self.own = self.own or network.address_towards(self.node.host)
         own = self.own or "127.0.0.1"
-        without_torch = {"capability": None, "nccl": None, "visible": []}
+        without_torch: dict[str, Any] = {"capability": None, "nccl": None, "visible": []}
         facts = without_torch | machine.facts(self.config, own) | (self._torch or {})
         announced = (self.placement.gpus or 0) if self.placement and self.processes is None else 0
         processes = self.processes or announced or max(1, len(facts["visible"]))
