@@ -252,7 +252,7 @@ def _shape(processes: int, per_node: int) -> tuple[int, int]:
 
 
 def _network(config: Config, state: int, slices: int, others: int) -> dict[str, int]:
-    """What travels between nodes if one has the disk. slices: bytes of a process. others: processes without the disk."""
+    """What travels between nodes if one has the disk. slices: bytes of a process. others: processes elsewhere."""
     if "://" in config.snapshot.dir or not others:
         return {}
     # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
