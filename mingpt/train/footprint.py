@@ -196,20 +196,13 @@ def footprint(config: Config, model: ModelSizes, processes: int, per_node: int, 
     weights, moments = 4 * model.parameters, -(-whole // slices)
     g = model.gradients
     several = microbatches > processes
-    nodes, rest = divmod(processes, per_node)
-    others = 0 if "://" in config.snapshot.dir else processes - per_node
-    # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
-    sent_to, fetched = others * moments * (slices > 1), others * (weights + whole)
-    # As World.shape: in two hops only if all nodes have the same number of processes, and more than one.
-    two_hops = nodes > 1 and per_node > 1 and not rest
-    shape = (nodes, per_node) if two_hops else (1, processes)
+    shape = _shape(processes, per_node)
     fast = config.reduce == "fast"
     ranges = shares(*shape, microbatches)
     # By process, how many partial sums it holds before each of its microbatches, and how many more after it.
     steps = [[(int(several), 0)]] if fast else [changes_of_sums(mine, microbatches) for mine in ranges]
-    # By process, the rows of a bucket in its first hop.
+    # By process, the rows of a bucket in its first hop. What is sent and received is that, times what is under way.
     rows = [len(subtrees) for subtrees in subtrees_by_rank(*shape, microbatches)[0]]
-    # Times what is under way.
     sent = max(rows)
     received = sum(rows) / processes
     cut = exchange_count(model.first) if shape[0] > 1 else 1
@@ -217,6 +210,7 @@ def footprint(config: Config, model: ModelSizes, processes: int, per_node: int, 
     flights = MAX_IN_FLIGHT * flight
     kept = sent * model.first * (cut > 1)
     positions = config.batch.micro_size * config.model.block_size
+    at_once = min(positions, config.train.loss_rows or positions)
     # Beside its graph, a replayed microbatch needs nothing but copies of the gradients that begin a partial sum.
     replayed = replace(model, points=[(0, 0), (g, g)]) if graphs and not fast else model
     last = replayed if processes == 1 else model
@@ -241,16 +235,28 @@ def footprint(config: Config, model: ModelSizes, processes: int, per_node: int, 
         parts={
             "partial sums of gradients": max(n for of in steps for n, _ in of) * g,
             "activations that backward needs": model.kept,
-            "logits of a microbatch or piece": 4
-            * model.vocabulary
-            * min(positions, config.train.loss_rows or positions),
+            "logits of a microbatch or piece": 4 * model.vocabulary * at_once,
             "gradients that are sent": sent * flights,
             "slices that are received": int(received * flights),
         },
         snapshots=_snapshots(config, model, moments, slices, processes, per_node),
         hot={config.snapshot.hot_dir: 2 * (weights + whole)} if config.snapshot.hot_every_steps else {},
-        network={"to the run's node, each snapshot": sent_to, "from there, each start": fetched} if others else {},
+        network=_network(config, weights + whole, moments if slices > 1 else 0, processes - per_node),
     )
+
+
+def _shape(processes: int, per_node: int) -> tuple[int, int]:
+    """Return what World.shape is: two hops only if all nodes have the same number of processes, and more than one."""
+    nodes, rest = divmod(processes, per_node)
+    return (nodes, per_node) if nodes > 1 and per_node > 1 and not rest else (1, processes)
+
+
+def _network(config: Config, state: int, slices: int, others: int) -> dict[str, int]:
+    """What travels between nodes if one has the disk. slices: bytes of a process. others: processes elsewhere."""
+    if "://" in config.snapshot.dir or not others:
+        return {}
+    # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
+    return {"to the run's node, each snapshot": others * slices, "from there, each start": others * state}
 
 
 def changes_of_sums(share: range, microbatches: int) -> list[tuple[int, int]]:
