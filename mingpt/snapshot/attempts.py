@@ -36,22 +36,18 @@ Count = Annotated[int, Field(ge=0, lt=NO_END)]
 
 @dataclass(frozen=True)
 class Record:
-    """The content of a claim. by: TRAIN or REWIND.
+    """The content of a claim."""
 
-    from_step, from_digest, parent: the snapshot that the attempt continues, and the number of the attempt that wrote
-    that snapshot; 0, None, 0 if it starts from nothing. dropped: batches (first, end) that no step shows after this
-    rewind. undoes: the number of an earlier rewind that this one takes back. process: see `this_process`.
-    """
-
-    number: int = 0
-    id: str = ""
+    number: int = 0  # in the file's name, not in the file
+    id: str = ""  # random: on a store without conditional puts two attempts may take one number
+    # The snapshot that the attempt continues, and the attempt that wrote it; 0, None, 0 if it starts from nothing.
     from_step: Count = 0
     from_digest: str | None = None
     parent: Count = 0
     by: Annotated[str, Field(pattern=f"^({TRAIN}|{REWIND})$")] = TRAIN
-    dropped: tuple[Count, Count] | None = None
-    undoes: Annotated[int, Field(gt=0)] | None = None
-    process: dict[str, Any] | None = None
+    dropped: tuple[Count, Count] | None = None  # batches (first, end) that no step shows after this rewind
+    undoes: Annotated[int, Field(gt=0)] | None = None  # the number of an earlier rewind that this one takes back
+    process: dict[str, Any] | None = None  # see `this_process`
 
 
 CLAIM_FILE = TypeAdapter(Record)
@@ -76,6 +72,7 @@ def this_process() -> dict[str, Any]:
 
 def _started(pid: int) -> str:
     """Empty if there is no such process, or one that has ended and that its parent has not asked for."""
+    # The start tells a process from a later one that has got the same pid.
     try:
         state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -155,8 +152,12 @@ def records(run_dir: str) -> dict[int, Record]:
 
 def _read(run_dir: str, claims: Mapping[int, File]) -> dict[int, Record]:
     contents = Folder(run_dir).read_all(claims.values())
-    read = {n: _decode(n, contents[file.name]) for n, file in claims.items() if file.name in contents}
-    return {number: record for number, record in read.items() if record}
+    read = dict[int, Record]()
+    for number, file in claims.items():
+        # One that is damaged or can't be had is left out: as if that attempt had left no word of where it began.
+        if file.name in contents and (record := _decode(number, contents[file.name])):
+            read[number] = record
+    return read
 
 
 def _decode(number: int, raw: bytes) -> Record | None:
@@ -201,7 +202,10 @@ class Attempt:
         while True:
             number += 1
             record = Record(number, uuid4().hex, from_step, from_digest, parent, by, dropped, undoes, this_process())
-            fields = {k: v for k, v in asdict(record).items() if v is not None or k == "from_digest"}
+            fields = asdict(record)
+            for key in ("dropped", "undoes"):
+                if fields[key] is None:
+                    del fields[key]
             fields["at"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
             del fields["number"]  # it is in the file's name
             if Folder(run_dir).create(_name(number), json.dumps(fields).encode()):
@@ -211,7 +215,9 @@ class Attempt:
         """Raise Superseded if a newer attempt has started."""
         claims = _claims(self.run_dir)
         number = max(claims, default=0)
+        # Only the newest is read: this is done before each commit, and a run may have had hundreds of attempts.
         newest = _read(self.run_dir, {number: claims[number]}).get(number) if claims else None
+        # One that can't be read is believed to be ours: a bad sector must not end a run.
         ours = number == self.number and (newest is None or newest.id == self.record.id)
         if number < self.number or ours:
             return
@@ -224,15 +230,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What an attempt writes beside the state.
+    """What an attempt writes beside the state."""
 
-    attempt: its number. claim: in rank 0. provenance: the manifest's fields run, vocabulary, config, fingerprint,
-    history.
-    """
-
-    attempt: int
-    claim: Attempt | None
-    provenance: Mapping[str, Any]
+    attempt: int  # its number
+    claim: Attempt | None  # in rank 0
+    provenance: Mapping[str, Any]  # the manifest's fields run, vocabulary, config, fingerprint, history
 
 
 def _name(number: int) -> str:
@@ -257,20 +259,16 @@ FORK = "fork"  # an attempt's entry in the history that has this field is no att
 
 @dataclass(frozen=True)
 class Parent:
-    """The snapshot that a run was forked from. id: of the parent run, if it has one. dir: where it was.
-
-    claim: the id of the claim of the attempt that wrote it, which no other run has. keys: what the fork's command line
-    has changed.
-    """
+    """The snapshot that a run was forked from."""
 
     run: str
-    id: str | None
-    dir: str
+    id: str | None  # of the parent run, if it has one
+    dir: str  # where it was
     step: Count
     digest: str
     attempt: Count
-    claim: str | None = None
-    keys: tuple[str, ...] = ()
+    claim: str | None = None  # the id of the claim of the attempt that wrote it, which no other run has
+    keys: tuple[str, ...] = ()  # what the fork's command line has changed
 
 
 PARENT = TypeAdapter(Parent)
@@ -278,11 +276,14 @@ PARENT = TypeAdapter(Parent)
 
 def parent_of(manifest: Manifest | None) -> Parent | None:
     """The parent of the run that a snapshot belongs to. A manifest may be a stranger's: nothing in it is believed."""
-    entries = [h[FORK] for h in (manifest.history if manifest else ()) if isinstance(h.get(FORK), dict)]
-    if not entries or entries[-1].keys() != Parent.__annotations__.keys():
+    entry = None
+    for attempt in manifest.history if manifest else ():
+        if isinstance(attempt.get(FORK), dict):
+            entry = attempt[FORK]  # the last one, of a fork of a fork
+    if entry is None or entry.keys() != Parent.__annotations__.keys():
         return None
     try:
-        return PARENT.validate_json(json.dumps(entries[-1]), strict=True)
+        return PARENT.validate_json(json.dumps(entry), strict=True)
     except ValueError:
         return None
 

@@ -20,10 +20,11 @@ ELSEWHERE, LONGEST = "elsewhere.json", 4096  # its bytes
 
 @dataclass(frozen=True)
 class Marker:
-    """run: its id. host: whose disk has it. attempt, step: its newest attempt and committed step, when last seen."""
+    """Where a run is."""
 
-    run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-    host: str
+    run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]  # its id
+    host: str  # whose disk has it
+    # Its newest attempt and committed step, when last seen. This node's launcher counts such a step as progress.
     attempt: Count
     step: Count
 
@@ -44,6 +45,7 @@ def read_marker(run_dir: str) -> Marker | None:
     try:
         return MARKER.validate_json(raw, strict=True)
     except ValueError as error:
+        # Not "no marker": that would begin a second run under the same name.
         raise UserError(
             f"{folder.shown}: {ELSEWHERE} says on which machine this run is, and can't be read: look at it; without "
             f"it, a start may begin a second run"
@@ -62,5 +64,5 @@ def refuse_elsewhere(run_dir: str) -> None:
 def remove_marker(run_dir: str) -> None:
     """The run is here now. Raises OSError."""
     folder = Folder(run_dir)
-    if folder.local:
+    if folder.local:  # in a bucket there never is one
         Path(folder.path(ELSEWHERE)).unlink(missing_ok=True)

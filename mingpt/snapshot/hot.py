@@ -23,7 +23,8 @@ from mingpt.storage import name_of, place
 
 RUN_ID = "run-id"
 KEEP = 1
-STALE_SECONDS = 86400  # of a killed run's folder, before any run may remove it
+# Age of a killed run's folder before any run may remove it: nothing else ever gives that memory back.
+STALE_SECONDS = 86400
 SPARE_BYTES = 2**20  # for manifests, headers, scalars
 NCCL_BYTES = 2**30  # where NCCL may need the same memory: what its documentation gives a container (--shm-size=1g)
 
@@ -47,6 +48,7 @@ def folder(hot_dir: str, run_dir: str, identity: str) -> Path:
     """The folder of a run's hot snapshots on each node. identity: the run's id."""
     run = Folder(run_dir)
     resolved = os.path.realpath(run.root) if run.local else run.fs.unstrip_protocol(run.root)
+    # By the path alone, a run that was deleted and begun anew would come back from memory.
     key = sha256(f"{resolved} {identity}".encode()).hexdigest()[:32]
     return Path(hot_dir) / f"mingpt-{os.getuid()}" / f"{name_of(resolved) or 'run'}-{key}"
 
@@ -73,7 +75,7 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int, spare_
                 "remove it, or choose another folder"
             )
         own.mkdir(exist_ok=True)
-        _remove_stale(base, own)
+        _remove_stale(base, own)  # before the space is measured
         # Committed snapshots make room for the next ones; those that were set aside stay.
         taken = sum(_size(Path(at, name)) for at, _, names in os.walk(own) if MANIFEST in names for name in names)
         free, needed = shutil.disk_usage(hot_dir).free + taken, 2 * state_bytes + spare_bytes
@@ -94,6 +96,7 @@ def _size(path: Path) -> int:
 
 def remove(store: Store) -> None:
     """Delete a run's folder with all that is in it."""
+    # Errors are ignored: the run's last step is durable, and what is left goes as a stale folder.
     shutil.rmtree(store.root, ignore_errors=True)
 
 
@@ -107,7 +110,9 @@ def node_identity(hot_dir: str) -> str:
 
 def _remove_stale(base: Path, own: Path) -> None:
     for other in base.iterdir():
-        with suppress(FileNotFoundError):  # its run deletes something, or all of it
+        # Its run may end now, and delete all of it. Path.glob raises when a folder vanishes while it looks: that had
+        # ended a run with 64.
+        with suppress(FileNotFoundError):
             newest = max(p.stat().st_mtime for p in [other, *other.glob("*")])
             if other != own and time.time() - newest > STALE_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)

@@ -84,6 +84,8 @@ def read_parts(
             raw = store.read_part(manifest.step, name, manifest.parts[name].size)
         return raw, decode_part(manifest, name, raw)
 
+    # A part is handed out while the next ones are read. Not `pool.map`, which would begin all of them at once, and hold
+    # the whole snapshot in memory.
     with ThreadPoolExecutor(ahead) as pool:
         pending = deque[tuple[str, Future[Part]]]()
         for name in names:
@@ -183,6 +185,7 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
     if None not in (named, step) and named != step:
         raise UserError(f"{url} names step {named}, and --step {step}: leave out one")
     url, step = above, step if named is None else named
+    # The snapshots folder itself first: a run's directory has no folders of steps.
     for below in ("", "/snapshots"):
         store = Store(url.rstrip("/") + below if below else url, "URL")
         if steps := store.steps() if committed else store.folders():

@@ -20,43 +20,39 @@ DAY = 86400
 
 @dataclass(frozen=True)
 class Retention:
-    """Keep the newest `keep`, each multiple of `keep_every` (0: none), and the one with the best validation loss.
+    """Which snapshots stay."""
 
-    stable_until: a step whose snapshot stays, since the run can be extended from it; 0: none.
-    orphan_age: seconds after which a file that belongs to no snapshot is a dead writer's. 0: never.
-    """
-
-    keep: int
-    keep_every: int = 0
-    keep_best: bool = True
-    orphan_age: float = DAY
-    stable_until: int = 0
+    keep: int  # the newest ones
+    keep_every: int = 0  # each multiple of it; 0: none
+    keep_best: bool = True  # the one with the best validation loss
+    orphan_age: float = DAY  # seconds after which a file that belongs to no snapshot is a dead writer's; 0: never
+    stable_until: int = 0  # a step whose snapshot stays, since the run can be extended from it; 0: none
 
 
 def steps_to_delete(retention: Retention, snapshots: Mapping[int, float | None]) -> list[int]:
     """The steps to delete, oldest first. snapshots: validation loss by step, None where it was not measured."""
     steps = sorted(snapshots)
     stay = set(steps[-max(1, retention.keep) :])
-    if retention.keep_every > 0:
-        stay.update(step for step in steps if step % retention.keep_every == 0)
     stay.add(retention.stable_until)
-    if retention.keep_best:
-        measured = [(loss, step) for step in steps if (loss := snapshots[step]) is not None and math.isfinite(loss)]
-        if measured:
-            stay.add(min(measured)[1])  # of equal losses the oldest step
+    measured = list[tuple[float, int]]()
+    for step in steps:
+        if retention.keep_every > 0 and step % retention.keep_every == 0:
+            stay.add(step)
+        loss = snapshots[step]
+        if loss is not None and math.isfinite(loss):  # a NaN would be the smallest, or not, by the order of steps
+            measured.append((loss, step))
+    if retention.keep_best and measured:
+        stay.add(min(measured)[1])  # of equal losses the oldest step
     return [step for step in steps if step not in stay]
 
 
 @dataclass
 class Plan:
-    """What to delete: snapshots by step, and files and uploads that belong to no snapshot.
+    """What to delete."""
 
-    rewound: manifests that rewinds have set aside, which go with their parts.
-    """
-
-    snapshots: list[int]
-    leftovers: list[File]
-    rewound: list[File]
+    snapshots: list[int]  # steps
+    leftovers: list[File]  # files and uploads that belong to no snapshot
+    rewound: list[File]  # manifests that rewinds have set aside, which go with their parts
 
     def apply(self, store: Store) -> None:
         def belongs_to_none(file: File) -> bool:  # or else its writer was slow, and not dead
@@ -78,7 +74,11 @@ def _delete_rewound(store: Store, aside: File) -> None:
         return  # an undo has brought it back meanwhile
     parts = _parts_of(store, aside.step, [aside.name])
     store.remove([aside])  # first: now no undo can bring it back
-    others = [f.name for f in files if f.name == MANIFEST or (f.is_set_aside and f.name != aside.name)]
+    others = list[str]()
+    for file in files:
+        if file.name == MANIFEST or (file.is_set_aside and file.name != aside.name):
+            others.append(file.name)
+    # Equal bits have equal names: an attempt that computed the step again may have the same parts.
     stay = _parts_of(store, aside.step, others)
     if parts is None or stay is None:
         return  # nobody knows which parts are whose
@@ -101,12 +101,17 @@ def _delete(store: Store, step: int) -> None:
     """Delete a snapshot, but not what a rewind has set aside of the same step."""
     if not any(file.was_rewound for file in store.files(step)):
         return store.delete(step)
-    bad = list[str]()
-    stay = {name for aside, manifest in rewound(store, step, bad.append) for name in (aside, *manifest.parts)}
+    bad, stay = list[str](), set[str]()
+    for aside, manifest in rewound(store, step, bad.append):
+        stay |= {aside, *manifest.parts}
     if bad:
         return None  # nobody knows which parts are whose
-    of_ours = [file for file in store.files(step) if file.name == MANIFEST or file.is_ours]
-    store.remove(sorted((f for f in of_ours if f.name not in stay), key=lambda file: file.name != MANIFEST))
+    go = list[File]()
+    for file in store.files(step):
+        if (file.name == MANIFEST or file.is_ours) and file.name not in stay:
+            go.append(file)
+    # The manifest first: a reader sees the whole snapshot or none.
+    store.remove(sorted(go, key=lambda file: file.name != MANIFEST))
 
 
 def plan(
@@ -127,14 +132,22 @@ def plan(
     for step in steps:
         if step not in seen and (manifest := manifest_or_none(store, step)):
             seen[step] = manifest.metrics.val_loss, manifest.validated_on
-    read = [step for step in steps if step in seen]
-    known = {step: seen[step][0] if seen[step][1] == seen[read[0]][1] else None for step in read}
-    old = steps_to_delete(retention, known) if steps and steps[0] == good else []
-    newest = sorted(known)[-retention.keep :]
+    losses = dict[int, float | None]()  # by step, of the snapshots that can be read
+    measured_on = None  # what the newest one's loss was measured on
+    for step in steps:
+        if step in seen:
+            loss, on = seen[step]
+            measured_on = measured_on or on
+            losses[step] = loss if on == measured_on else None
+    # A newer one than `good` was never verified. If it is bad, what this would delete may be the newest good one.
+    old = steps_to_delete(retention, losses) if steps and steps[0] == good else []
+    newest = sorted(losses)[-retention.keep :]
     oldest_new = newest[0] if len(newest) == retention.keep else 0
     remains = leftovers(store, retention.orphan_age, oldest_new) if retention.orphan_age > 0 else []
-    rewound = [] if undoable else [f for step in store.folders() for f in store.files(step) if f.was_rewound]
-    return Plan(old, remains, rewound)
+    set_aside = list[File]()
+    for step in [] if undoable else store.folders():
+        set_aside += [file for file in store.files(step) if file.was_rewound]
+    return Plan(old, remains, set_aside)
 
 
 def leftovers(store: Store, age: float, before_step: int, now: Callable[[], float] = time.time) -> list[File]:
@@ -148,8 +161,8 @@ def leftovers(store: Store, age: float, before_step: int, now: Callable[[], floa
     def old(file: File) -> bool:
         return file.modified is not None and file.modified < now() - age
 
-    beside = [f for f in store.files(None) if f.name.startswith(PROBE)]
-    found = [f for f in (*beside, *store.unfinished_uploads()) if old(f)]
+    found = [file for file in store.files(None) if file.name.startswith(PROBE) and old(file)]
+    found += filter(old, store.unfinished_uploads())
     committed = set(store.steps())
     for step in store.folders():
         if step in committed and not store.local:
@@ -158,6 +171,7 @@ def leftovers(store: Store, age: float, before_step: int, now: Callable[[], floa
         evidence = any(f.was_rewound or (f.is_set_aside and step >= before_step) for f in files)
         if step in committed or evidence:
             found += [f for f in files if f.is_temporary and old(f)]
+        # All of the folder or nothing: a second attempt that writes there counts on parts that are there already.
         elif all(old(f) for f in files):
             found += [f for f in files if f.is_ours]
     return found
