@@ -19,7 +19,7 @@ from random import Random
 
 import fsspec
 import torch
-from test_frozen import LAST, MORE, heat, machine, place
+from test_frozen import LAST, MORE, heat, machine, place  # type: ignore[import-not-found]
 
 import lockstep
 from mingpt.snapshot.reader import verify

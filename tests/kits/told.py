@@ -33,7 +33,7 @@ class Told:
         """text: or its lines. places: what differs from run to run, such as tmp_path; an ellipsis stands for it."""
         if not isinstance(text, str):
             text = "\n".join(text)
-        text = redacted(text)  # as the console does: the file has what people read
+        text = str(redacted(text))  # as the console does: the file has what people read
         for place in sorted(map(str, places), key=len, reverse=True):
             text = text.replace(place, "…")
         text = text.rstrip("\n") + "\n"

@@ -1,7 +1,7 @@
 """Bare machines and the image are tested beside the lab, in a second process: `make test-lab` runs pytest with -n 2."""
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 BESIDE = ("test_bare.py", "test_image.py")  # all others share six nodes
 
