@@ -150,7 +150,7 @@ class Checkpointer:
         """Have each node know where the run is: those that have it, by no marker. Collective."""
         home, run_dir = self.tiers.home, self.tiers.run_dir
         self.run_id = str(self.world.run_on_main(lambda: hot.run_id(run_dir))) if home.host else ""
-        if self.world.local_rank == 0 and self.world.rank in home.run:
+        if self.world.is_main:  # the others who see run.dir see the same file
             remove_marker(run_dir)
         self._note_step(self.tiers.base.step)
 

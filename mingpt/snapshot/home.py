@@ -218,11 +218,22 @@ def choose(sightings: Sequence[Sighting], shown: str, anew: bool) -> tuple[list[
     lowest = dict[str, int]()  # rank of each node
     for rank in everyone:
         lowest.setdefault(sightings[rank].node, rank)
-    # Whole nodes are moved, and local order is kept: sums travel in two hops, inside a node first.
-    order = sorted(everyone, key=lambda rank: (rank not in sees_run, lowest[sightings[rank].node], rank))
+    # Whole nodes are moved, and local order is kept: sums travel in two hops, inside a node first. A node that sees the
+    # run and can't write there comes after one that can, since rank 0 writes.
+    at_home = sightings[home].node
+    order = sorted(
+        everyone,
+        key=lambda rank: (
+            rank not in sees_run,
+            sightings[rank].node != at_home,
+            lowest[sightings[rank].node],
+            rank,
+        ),
+    )
+    nodes_that_write = {sightings[rank].node for rank in writers}
     return order, Home(
         [*range(len(sees_run))],
-        sorted(map(order.index, sees_snapshots)),
+        sorted(order.index(rank) for rank in sees_snapshots if sightings[rank].node in nodes_that_write),
         sightings[order[0]].host,
     )
 
