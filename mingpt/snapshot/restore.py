@@ -155,14 +155,11 @@ def _read_together(
         return own[0].digest if own else None
 
     findings = _find(world, read_own)
-    readers, digest = list[int](), None
-    for rank, finding in enumerate(findings):
-        # Nodes with different numerics may hold different bits of one step. The lowest rank's digest is taken.
-        digest = digest or finding.digest
-        if digest and finding.digest == digest:
-            readers.append(rank)
-    if not readers:
+    # Nodes with different numerics may hold different bits of one step. The lowest rank's digest is taken.
+    digest = next((finding.digest for finding in findings if finding.digest), None)
+    if digest is None:
         return findings
+    readers = [rank for rank, finding in enumerate(findings) if finding.digest == digest]
     text = encode_manifest(own[0]).decode() if world.rank == readers[0] else None
     manifest = decode_manifest(world.gather(text)[readers[0]].encode())
     put, names = take(manifest), sorted(manifest.parts)
