@@ -55,12 +55,7 @@ def restore(
     # Rank 0's listing for all: a bucket's listings may differ from one moment to the next.
     durable_steps: list[int] = world.run_on_main(durable.steps)
     if hot and world.local_rank == 0:
-        for stale in stale_steps(hot, newest):
-            log(
-                f"the hot snapshot of step {stale} does not continue what is durable now (step {newest.step}), as far "
-                f"as its note tells: it was overtaken, or somebody went back: removed"
-            )
-            hot.delete(stale)
+        _remove_stale(hot, newest, log)
     world.barrier()  # the node's other processes must not list what is being deleted
     unreadable = dict[int, str]()  # why, by step; these stay where they are, since they may be good
     while True:
@@ -97,6 +92,15 @@ def restore(
         if world.rank in finders:
             _set_damaged_aside(store, step, str(outcome[world.rank].damage), log)
         world.barrier()
+
+
+def _remove_stale(hot: Store, newest: NewestDurable, log: Callable[[str], None]) -> None:
+    for stale in stale_steps(hot, newest):
+        log(
+            f"the hot snapshot of step {stale} does not continue what is durable now (step {newest.step}), as far "
+            f"as its note tells: it was overtaken, or somebody went back: removed"
+        )
+        hot.delete(stale)
 
 
 def _set_damaged_aside(store: Store, step: int, damage: str, log: Callable[[str], None]) -> None:
@@ -151,14 +155,11 @@ def _read_together(
         return own[0].digest if own else None
 
     findings = _find(world, read_own)
-    readers, digest = list[int](), None
-    for rank, finding in enumerate(findings):
-        # Nodes with different numerics may hold different bits of one step. The lowest rank's digest is taken.
-        digest = digest or finding.digest
-        if digest and finding.digest == digest:
-            readers.append(rank)
-    if not readers:
+    # Nodes with different numerics may hold different bits of one step. The lowest rank's digest is taken.
+    digest = next((finding.digest for finding in findings if finding.digest), None)
+    if digest is None:
         return findings
+    readers = [rank for rank, finding in enumerate(findings) if finding.digest == digest]
     text = encode_manifest(own[0]).decode() if world.rank == readers[0] else None
     manifest = decode_manifest(world.gather(text)[readers[0]].encode())
     put, names = take(manifest), sorted(manifest.parts)
