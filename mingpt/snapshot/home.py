@@ -175,6 +175,9 @@ class HomeSearch:
     def _of_node(self) -> dict[str, Any]:
         """The fields of a Sighting that hold for a whole node."""
         run_dir, store = self.config.run.dir, Store(self.config.snapshot.dir)
+        root = Path(Folder(run_dir).root)
+        if root.exists() and not root.is_dir():
+            return {}  # make_run_dir says so, by the key that the user has given
         try:
             marker, attempt = read_marker(run_dir), newest_number(run_dir)
             steps = store.steps() if store.local else []

@@ -12,7 +12,7 @@ from paths_kit import ran
 # In a process of its own: what the code takes beyond its imports.
 MEASURE = """
 import json, sys
-from mingpt.prepare.documents import Bad, Options, blocks
+from mingpt.prepare.documents import Options, blocks
 from mingpt.prepare.sources import find_files
 from mingpt.errors import UserError
 import pyarrow.parquet
@@ -24,7 +24,7 @@ def peak():
 
 before, read, mistake = peak(), 0, ""
 try:
-    for block in blocks(find_files([sys.argv[1]], None, {}), Options(), Bad(0)):
+    for block in blocks(find_files([sys.argv[1]], None, {}), Options()):
         read += sum(len(piece.text) for piece in block.pieces)
 except UserError as error:
     mistake = str(error)

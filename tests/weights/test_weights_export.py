@@ -79,7 +79,6 @@ def test_a_snapshot_of_ones_own_model_is_named_and_not_imported(tmp_path: Path, 
     save(Store(f"{tmp_path}/snapshots"), 1, provenance=provenance)
     for command in ("list", "show", "verify"):
         assert cli.run("snapshots", [command, str(tmp_path)]) == 0
-    assert cli.run("snapshots", ["copy", str(tmp_path), str(tmp_path / "copy")]) == 0
     assert "Namespaces" not in capsys.readouterr().out
     for verb, arguments in (("snapshots", ["export", str(tmp_path), str(tmp_path / "out")]),
                             ("generate", [str(tmp_path)])):  # fmt: skip
