@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fault_kit import LONG, STEPS, at_step, finish, launch, training
+from fault_kit import LONG, STEPS, at_step, finish, launch
 from mingpt.world.lifetime import AGAIN_SECONDS
 from node_kit import Node, free_port, listening, needs_mount, signals, wait_until
-from paths_kit import ROOT
 from recipe_kit import HEAD, OTHER, sky_variables
 from run_kit import NewRun, Run
 
@@ -87,19 +85,6 @@ def test_what_ends_a_run_and_what_does_not(event: str, new_run: NewRun, undistur
         assert 50 <= run.store.steps()[0] < STEPS
     if code == 0:
         assert run.digest() == undisturbed(*LONG).digest()
-
-
-def test_nodes_that_do_not_share_the_run_directory(tmp_path: Path, new_run: NewRun) -> None:
-    run, port = new_run(), free_port()
-    nodes = []
-    for rank in (0, 1):
-        folder = tmp_path / f"disk{rank}"
-        folder.mkdir()
-        env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        command = [sys.executable, "-m", "mingpt.train", *training(run, "run.dir=run")]
-        nodes.append(Node(command, {**env, "PYTHONPATH": str(ROOT)}, folder))
-    assert [re.findall("^step ", finish(node, 64), re.M) for node in nodes] == [[], []]
-    assert re.search("^error: run.dir=run ", nodes[0].output, re.M)
 
 
 @needs_mount
