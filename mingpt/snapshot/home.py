@@ -8,7 +8,7 @@ the run can always come first.
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,9 +25,8 @@ from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import make_run_dir, newest_number
 from mingpt.snapshot.elsewhere import Marker, read_marker
 from mingpt.snapshot.store import PROBE, Store
+from mingpt.world.attempt_store import Gather
 from mingpt.world.env import Env
-
-Gather = Callable[[Any], list[Any]]  # a JSON value of every process, by rank
 
 
 @dataclass(frozen=True)
