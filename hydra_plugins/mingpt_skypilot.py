@@ -42,7 +42,7 @@ class SkyPilotLauncher(Launcher):
         self.loader, self.config = hydra_context.config_loader, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from mingpt.console import say
+        from mingpt.cli.console import say
         from mingpt.errors import UserError
 
         configs = [self.loader.load_sweep_config(self.config, list(overrides)) for overrides in job_overrides]
@@ -90,7 +90,7 @@ class SkyPilotLauncher(Launcher):
 
 def _divided(overrides: Sequence[str]) -> list[str]:
     """Those that would not be one word of OVERRIDES."""
-    from mingpt.command import WORD
+    from mingpt.cli.command import WORD
 
     return [o for o in overrides if WORD.findall(o) != [o]]
 

@@ -23,7 +23,7 @@ for _number in (signal.SIGINT, signal.SIGTERM):  # until Lifetime.begin in cli.p
     if signal.getsignal(_number) is not signal.SIG_IGN and "multiprocessing.spawn" not in sys.modules:
         signal.signal(_number, _end)
 
-from mingpt.cli import main  # noqa: E402
+from mingpt.cli.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     main()

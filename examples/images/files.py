@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mingpt.cli.redact import without_secrets
 from mingpt.data.own import source_of
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.errors import UserError
-from mingpt.redact import without_secrets
-from mingpt.storage import fetch_it, open_fs, place
+from mingpt.files.storage import fetch_it, open_fs, place
 
 KEY = "data.path"
 # The files of the training split, then of the test split.

@@ -8,8 +8,8 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from mingpt.command import UNFIT
-from mingpt.console import as_lines, say, say_json, shortened
+from mingpt.cli.command import UNFIT
+from mingpt.cli.console import as_lines, say, say_json, shortened
 from mingpt.errors import FINISHED, UserError
 from mingpt.report.parting import Parting, TensorDifference, parting, side
 from mingpt.snapshot.reader import split_url

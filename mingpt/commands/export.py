@@ -5,16 +5,16 @@ from typing import Any
 
 import yaml
 
-from mingpt import hub
-from mingpt.command import Unfit
+from mingpt.cli.command import Unfit
+from mingpt.cli.console import say
 from mingpt.commands.loading import load
 from mingpt.config.affecting import section_of
 from mingpt.config.datasets import PLAIN
-from mingpt.console import say
 from mingpt.errors import UserError
+from mingpt.files import hub
+from mingpt.files.storage import open_fs, place
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import BEST, damage_as, find
-from mingpt.storage import open_fs, place
 from mingpt.weights.writing import folder_of, write_folder
 
 CARD, CONFIG = "README.md", "run.yaml"

@@ -12,22 +12,22 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
+from mingpt.cli.console import printable, say
+from mingpt.cli.redact import BLANK, without_secrets
 from mingpt.config.affecting import settings
 from mingpt.config.commandline import CommandLine
 from mingpt.config.configfile import NAME, create_config
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
 from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
-from mingpt.console import printable, say
 from mingpt.errors import Damaged, UserError
-from mingpt.folder import Folder
-from mingpt.redact import BLANK, without_secrets
+from mingpt.files.folder import Folder
+from mingpt.files.storage import name_of
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import FORK, Parent, make_run_dir, new_named, newest_number, parent_of, records
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, copy_part, damage_as, find, manifest_or_none, read_manifest
 from mingpt.snapshot.store import Store
-from mingpt.storage import name_of
 from mingpt.train.resume import changed
 
 

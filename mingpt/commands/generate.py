@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from mingpt.cli.console import complain, escaped, put
 from mingpt.commands.loading import device_of, open_model
-from mingpt.console import complain, escaped, put
 from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
 from mingpt.errors import UserError
+from mingpt.files.storage import open_fs, place
 from mingpt.model.language import LanguageModel
 from mingpt.model.sampling import generate_stream
-from mingpt.storage import open_fs, place
 
 BETWEEN = "---------------\n"  # texts
 UNFINISHED = "\ufffd"  # decoders put it in place of bytes that are not valid UTF-8, or not yet

@@ -7,9 +7,9 @@ import argparse
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mingpt.console import as_lines, complain, counted, say, say_json
+from mingpt.cli.console import as_lines, complain, counted, say, say_json
 from mingpt.errors import OF_ONE, UserError
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.history.history import NOTHING
 from mingpt.observe.ledger import Account
 from mingpt.report.reading import Run

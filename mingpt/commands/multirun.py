@@ -25,17 +25,17 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from mingpt.command import quoted
+from mingpt.cli.command import quoted
+from mingpt.cli.console import complain, say
+from mingpt.cli.redact import without_secrets
 from mingpt.config.checks import missing_places
 from mingpt.config.commandline import FIRST, SEARCHPATH, CommandLine, options_given, parser
 from mingpt.config.compose import configure, first_line, hydra_of
 from mingpt.config.groups import config_dir
-from mingpt.console import complain, say
 from mingpt.errors import FINISHED, STOPPED, UserError
+from mingpt.files.storage import install
 from mingpt.history.history import History
-from mingpt.redact import without_secrets
 from mingpt.report.runs import rows, table
-from mingpt.storage import install
 from mingpt.world.children import START
 from mingpt.world.lifetime import end_with_parent
 

@@ -9,12 +9,12 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from mingpt.cli.console import say, say_json
 from mingpt.compute.batches import position
 from mingpt.config import compose
 from mingpt.config.checks import alone, impossible
 from mingpt.config.models import Language
 from mingpt.config.schema import Config
-from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token

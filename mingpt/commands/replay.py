@@ -5,10 +5,10 @@ from argparse import Namespace
 from dataclasses import asdict
 from typing import Any
 
-from mingpt.command import UNFIT
+from mingpt.cli.command import UNFIT
+from mingpt.cli.console import as_lines, complain, printable, say, say_json
 from mingpt.commands.replay_out import store
 from mingpt.commands.samples import shown_sample
-from mingpt.console import as_lines, complain, printable, say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
 from mingpt.model.language import LanguageModel

@@ -2,8 +2,8 @@
 
 from argparse import Namespace
 
-from mingpt.command import Unfit
-from mingpt.console import printable, say
+from mingpt.cli.command import Unfit
+from mingpt.cli.console import printable, say
 from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
 from mingpt.snapshot.attempts import NO_END

@@ -3,15 +3,15 @@
 from argparse import Namespace
 from pathlib import Path
 
+from mingpt.cli.console import say
 from mingpt.config.configfile import NAME
-from mingpt.console import say
 from mingpt.errors import FINISHED, UserError
-from mingpt.folder import Folder
-from mingpt.localfile import write_whole
+from mingpt.files.folder import Folder
+from mingpt.files.localfile import write_whole
+from mingpt.files.storage import place
 from mingpt.report.page import page
 from mingpt.report.reading import Run
 from mingpt.report.runs import NOT_STARTED, UNREADABLE, rows, table
-from mingpt.storage import place
 
 MOST_RUNS = 10  # as many as there are colours
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from mingpt.console import shortened
+from mingpt.cli.console import shortened
 from mingpt.data.vocabulary import TextVocabulary, Vocabulary
 from mingpt.train.closeup import Sample
 

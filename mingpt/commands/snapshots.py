@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, replace
 
 from pydantic import ValidationError
 
-from mingpt.command import Unfit
+from mingpt.cli.command import Unfit
+from mingpt.cli.console import as_lines, columns, counted, printable, say, say_json
 from mingpt.config.keys import declared, leaves
 from mingpt.config.schema import Schedule, Snapshot
-from mingpt.console import as_lines, columns, counted, printable, say, say_json
 from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.elsewhere import refuse_elsewhere

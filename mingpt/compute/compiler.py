@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from mingpt.cli.console import say
 from mingpt.config.kinds import CACHE_DIR, Data
 from mingpt.config.schema import Config
-from mingpt.console import say
-from mingpt.localfile import own_folder
+from mingpt.files.localfile import own_folder
 from mingpt.world.env import Env
 
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # torch's own variable; Triton's kernels lie below it, too

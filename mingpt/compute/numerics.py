@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from mingpt import NUMERICS
+from mingpt.cli.console import printable
 from mingpt.compute import compiler
 from mingpt.config import plugin
 from mingpt.config.schema import OWN, Config
 from mingpt.config.section import Own
-from mingpt.console import printable
 from mingpt.errors import UserError
 
 PROBED = ((33, 96, 40), (64, 1024, 64), (128, 384, 64))  # (a, b, c): matrices (a, b) @ (b, c); takes milliseconds

@@ -10,13 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mingpt import hub
+from mingpt.cli.console import printable
 from mingpt.config import plugin
 from mingpt.config.kinds import Data, of_part
 from mingpt.config.schema import Config
 from mingpt.config.section import Own, Section
-from mingpt.console import printable
-from mingpt.storage import S3_ENDPOINTS, fetch_it, install
+from mingpt.files import hub
+from mingpt.files.storage import S3_ENDPOINTS, fetch_it, install
 
 # Trackers that keep files: the variables that say where, one of which is needed if run.dir is a bucket.
 PLACES = {"mlflow": ("MLFLOW_TRACKING_URI",), "trackio": ("TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")}

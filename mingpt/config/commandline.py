@@ -12,7 +12,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
-from mingpt.command import FROM_ENV, FROM_ENV_HELP, Parser, quoted
+from mingpt.cli.command import FROM_ENV, FROM_ENV_HELP, Parser, quoted
 from mingpt.config.groups import config_dir, folders, groups
 
 PLACES = ("config-dir", "config-name", "config-path")

@@ -23,6 +23,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from mingpt.cli.console import as_lines, say
+from mingpt.cli.redact import BLANK, is_secret, without_secrets
 from mingpt.config import moment
 from mingpt.config.commandline import FIRST, CommandLine, options_given
 from mingpt.config.groups import Places, defaults, groups, offer
@@ -31,9 +33,7 @@ from mingpt.config.keys import FOLLOWED, KINDS, keys, kind_of, leaves
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.validation import validate
-from mingpt.console import as_lines, say
 from mingpt.errors import UserError
-from mingpt.redact import BLANK, is_secret, without_secrets
 
 NOT_SET = ": not set: "
 UNSET = re.compile(r"Environment variable '(\w+)' not found")

@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
+from mingpt.cli.redact import without_secrets
 from mingpt.config.compose import as_yaml
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
-from mingpt.folder import Folder
-from mingpt.redact import without_secrets
+from mingpt.files.folder import Folder
 
 NAME = "config.yaml"
 DEEPEST = 16  # a mixture's keys have 5 levels

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
+from mingpt.cli.redact import without_secrets
 from mingpt.config.kinds import CACHE_DIR, Data, of_part
 from mingpt.config.section import LARGEST, MISSING, NO_RESULT, AffectsResult, Own, Parts, follows
-from mingpt.redact import without_secrets
 
 
 class CachedData(Data):

@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from mingpt.cli.console import put
 from mingpt.config.keys import KINDS, named, parts_of
 from mingpt.config.schema import Config
 from mingpt.config.section import Section
-from mingpt.console import put
 from mingpt.errors import FINISHED
 
 # What may stand in place of any value: ${another.key}, or ??? for one that the command line has to give.

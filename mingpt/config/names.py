@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from mingpt.cli.console import printable
 from mingpt.config.keys import held_at, keys, kind_of, kinds_at, kinds_having, named
-from mingpt.console import printable
 
 # As nanoGPT and others call them.
 OTHERS = {

@@ -14,10 +14,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from mingpt.cli.redact import without_secrets
 from mingpt.config.imports import imported_sha256, search_here_too
 from mingpt.config.section import Own
 from mingpt.errors import UserError
-from mingpt.redact import without_secrets
 
 # What code of a section is given besides its keys, if it has a parameter of this name.
 SUPPLIED = {

@@ -11,16 +11,16 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from mingpt.command import quoted
+from mingpt.cli.command import quoted
+from mingpt.cli.console import printable
+from mingpt.cli.redact import BLANK
 from mingpt.config.affecting import settings
 from mingpt.config.commandline import FIRST, CommandLine
 from mingpt.config.compose import configure
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, takes_any, value_of
 from mingpt.config.schema import Config
-from mingpt.console import printable
 from mingpt.errors import UserError
-from mingpt.redact import BLANK
 
 NAME = "stored-config"  # of the file that the command line is laid over
 OF_EACH_RUN = ("run.name", "run.dir", "snapshot.dir", "resume")

@@ -9,14 +9,14 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from mingpt.cli.console import printable
+from mingpt.cli.redact import BLANK, is_secret, without_secrets
 from mingpt.config.checks import impossible, missing_places
 from mingpt.config.keys import KINDS, SECTIONS, choices, filled, held_at, keys, kind_of, parts_in, schemas
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.section import Section
-from mingpt.console import printable
 from mingpt.errors import UserError
-from mingpt.redact import BLANK, is_secret, without_secrets
 
 
 def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any], typed: Container[str] | None) -> str:

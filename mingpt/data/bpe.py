@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mingpt.console import printable
+from mingpt.cli.console import printable
 from mingpt.errors import UserError
-from mingpt.folder import ModelFolder
-from mingpt.storage import install, name_of
+from mingpt.files.folder import ModelFolder
+from mingpt.files.storage import install, name_of
 
 END_OF_TEXT = "<|endoftext|>"
 # Names of the end-of-text token in other tokenizers; the first one that a tokenizer has is used.

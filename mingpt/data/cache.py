@@ -12,12 +12,12 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from mingpt.cli.console import say
 from mingpt.config.datasets import CachedData
-from mingpt.console import say
 from mingpt.data.dataset import scan
 from mingpt.errors import UserError
-from mingpt.localfile import sync_folder, write_whole
-from mingpt.storage import place
+from mingpt.files.localfile import sync_folder, write_whole
+from mingpt.files.storage import place
 
 PART = ".part"  # the array while it is made: under one name, so that a process that was killed leaves one file at most
 TELL_SECONDS = 30.0  # a longer wait for another process is told

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mingpt.cli.console import printable, say
 from mingpt.config.datasets import FORMS, PLAIN, ChatData
-from mingpt.console import printable, say
 from mingpt.data.bpe import Encoder, read_tokenizer
 from mingpt.data.cache import ArrayFile
 from mingpt.data.otherforms import how_to_map

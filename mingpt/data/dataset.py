@@ -15,7 +15,7 @@ from typing import IO, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mingpt.console import printable
+from mingpt.cli.console import printable
 from mingpt.errors import UserError
 
 MANIFEST = "manifest.json"

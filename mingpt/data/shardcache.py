@@ -14,12 +14,12 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from mingpt.console import say
+from mingpt.cli.console import say
 from mingpt.data.cache import node_lock
 from mingpt.data.dataset import AGAIN, Scan, Shard, scan
 from mingpt.errors import UserError
-from mingpt.localfile import sync_folder
-from mingpt.storage import open_fs, place
+from mingpt.files.localfile import sync_folder
+from mingpt.files.storage import open_fs, place
 
 TOUCH_SECONDS = 10.0  # between two updates of a shard's modification time, by which the least recently used is found
 BLOCK = 1 << 22  # bytes that are read at once

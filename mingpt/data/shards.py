@@ -33,9 +33,9 @@ from mingpt.data.source import Source
 from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
 from mingpt.data.windows import Apart, EvalChunks, PaddedBatches, training_windows
 from mingpt.errors import UserError
-from mingpt.folder import Folder
-from mingpt.localfile import open_cached
-from mingpt.storage import fetch_it, place
+from mingpt.files.folder import Folder
+from mingpt.files.localfile import open_cached
+from mingpt.files.storage import fetch_it, place
 
 NANOGPT = ("train.bin", "val.bin")
 

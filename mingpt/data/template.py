@@ -14,11 +14,11 @@ from jinja2 import TemplateError, ext, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from mingpt.cli.console import printable
 from mingpt.config.datasets import CHATML, TEMPLATE
-from mingpt.console import printable
 from mingpt.data.bpe import ENDS, FILE_LIMIT, Encoder
 from mingpt.errors import UserError
-from mingpt.folder import ModelFolder
+from mingpt.files.folder import ModelFolder
 
 START, END = "<|im_start|>", "<|im_end|>"
 JINJA, CONFIG = "chat_template.jinja", "tokenizer_config.json"

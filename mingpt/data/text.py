@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mingpt.cli.console import say
 from mingpt.config.datasets import TextData, Tokenized
-from mingpt.console import say
 from mingpt.data.bpe import Encoder, pieces, read_tokenizer
 from mingpt.data.cache import ArrayFile, cached
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
 from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, training_windows
 from mingpt.errors import TransientError, UserError
-from mingpt.storage import is_local, name_of, open_fs, place
+from mingpt.files.storage import is_local, name_of, open_fs, place
 
 CACHE_VERSION = 2  # raise when what is cached changes
 BLOCK = 1 << 22  # bytes that are read and encoded at once

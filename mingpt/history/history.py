@@ -12,7 +12,7 @@ from typing import Any
 from mingpt.compute.guard import Range, merged
 from mingpt.config.configfile import NAME, read_config
 from mingpt.errors import OF_ONE, UserError
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.observe.jsonl import rows_of
 from mingpt.observe.ledger import Account, accounts, kept_until
 from mingpt.observe.trace import Records, in_order, read_trace

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from mingpt.console import counted
+from mingpt.cli.console import counted
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
 from mingpt.world.failures import LOST_PEER
 from mingpt.world.lifetime import STOP_SIGNALS

@@ -17,10 +17,10 @@ import time
 from argparse import Namespace
 from contextlib import suppress
 
+from mingpt.cli.console import say
 from mingpt.config import compose
 from mingpt.config.moment import MOMENT
 from mingpt.config.schema import Config
-from mingpt.console import say
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.launch.managed import managed
 from mingpt.launch.torchrun import Torchrun

@@ -6,13 +6,13 @@ For recipes/slurm/job.py.
 import sys
 from functools import partial
 
-from mingpt.command import code_of
+from mingpt.cli.command import code_of
+from mingpt.cli.console import say
+from mingpt.cli.parsers import parse
 from mingpt.config import compose
 from mingpt.config.commandline import given
-from mingpt.console import say
 from mingpt.errors import FINISHED
 from mingpt.launch.launcher import newest_step
-from mingpt.parsers import parse
 
 
 def main(arguments: list[str]) -> int:

@@ -10,13 +10,13 @@ import os
 import sys
 from functools import partial
 
-from mingpt.command import code_of
+from mingpt.cli.command import code_of
+from mingpt.cli.parsers import parse
 from mingpt.config import compose
 from mingpt.config.commandline import given
 from mingpt.errors import FINISHED, UserError
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.launch.launcher import newest_step
-from mingpt.parsers import parse
 
 FILE = "attempts/starts"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from mingpt.redact import redacted
+from mingpt.cli.redact import redacted
 
 END_SECONDS = 20.0  # for all observers, at the end of an attempt
 FIRST_SECONDS = 5.0  # of these for the first observer, which may publish an event itself (trace.py)

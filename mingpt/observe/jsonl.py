@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mingpt.console import finite
-from mingpt.folder import Folder
+from mingpt.cli.console import finite
+from mingpt.files.folder import Folder
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptFailed,

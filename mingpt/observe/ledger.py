@@ -15,8 +15,8 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from mingpt.console import counted
-from mingpt.folder import Folder
+from mingpt.cli.console import counted
+from mingpt.files.folder import Folder
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptFailed,

@@ -10,12 +10,12 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from mingpt.console import complain
+from mingpt.cli.console import complain
+from mingpt.cli.redact import redacted
 from mingpt.errors import USER_ERROR, Hang, RolledBack
 from mingpt.observe.background import Background
 from mingpt.observe.console import bits_line, ended_line
 from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, SnapshotLost
-from mingpt.redact import redacted
 from mingpt.world.env import Env
 
 LIMIT_SECONDS = 5.0  # for an answer, and at the end of an attempt

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 
 UPLOAD_SECONDS = 15  # between two uploads of new content to a bucket
 LOCAL_SECONDS = 1  # between two writes of a local file that is replaced

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mingpt.config.affecting import settings
 from mingpt.config.schema import Config
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, StepDone
 from mingpt.observe.jsonl import rows_of
 from mingpt.observe.runfile import RunFile

@@ -20,8 +20,8 @@ from typing import Any
 from mingpt.config.checks import installed
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
-from mingpt.folder import Folder
-from mingpt.localfile import check_folder, check_tree
+from mingpt.files.folder import Folder
+from mingpt.files.localfile import check_folder, check_tree
 from mingpt.observe.background import Background
 from mingpt.observe.events import (
     AttemptEnded,

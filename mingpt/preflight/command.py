@@ -9,8 +9,8 @@ import os
 from argparse import Namespace
 from dataclasses import asdict
 
+from mingpt.cli.console import say, say_json
 from mingpt.config import compose
-from mingpt.console import say, say_json
 from mingpt.errors import FINISHED, UserError
 from mingpt.launch.torchrun import Torchrun
 from mingpt.preflight.inspection import Inspection

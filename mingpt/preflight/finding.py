@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mingpt.console import columns
+from mingpt.cli.console import columns
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR, TransientError, UserError
 
 Level = Literal["warning", "problem", "unreachable"]

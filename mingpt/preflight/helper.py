@@ -8,7 +8,7 @@ from multiprocessing.pool import AsyncResult
 from typing import Any
 
 from mingpt.errors import UserError
-from mingpt.storage import LIMIT
+from mingpt.files.storage import LIMIT
 from mingpt.world.lifetime import end_with_parent
 
 # Limit of a call of the store, unless the environment sets one. The first call makes the client, too: with load 20 on

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from mingpt.console import printable
+from mingpt.cli.console import printable
 from mingpt.preflight.finding import Finding
 from mingpt.preflight.helper import Unreached
 

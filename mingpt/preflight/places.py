@@ -6,7 +6,7 @@ Raises UserError or TransientError if it can't.
 from contextlib import suppress
 
 from mingpt.errors import UserError
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 
 PROBE = "preflight-"  # the names of files that nodes write begin with it
 Place = tuple[str, str]  # its key in the config, and its URL

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from mingpt.console import printable, say
+from mingpt.cli.console import printable, say
 from mingpt.data import bpe
 from mingpt.data.otherforms import other_form
 from mingpt.errors import UserError
+from mingpt.files.storage import install, open_fs, place, unread
 from mingpt.prepare.sources import File
-from mingpt.storage import install, open_fs, place, unread
 
 READ = 1 << 20  # characters that are read at a time, and about those of a block
 LONGEST_LINE = 64 << 20  # bytes of a line of JSON; parsed, it may take 20 times as many

@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mingpt import hub
-from mingpt.command import code_of, expanded
+from mingpt.cli.command import code_of, expanded
+from mingpt.cli.console import complain, ended, say
 from mingpt.config import compose
 from mingpt.config.checks import HUB_KEYS, alone
 from mingpt.config.schema import Config
-from mingpt.console import complain, ended, say
 from mingpt.errors import FINISHED
-from mingpt.storage import EXTRAS
+from mingpt.files import hub
+from mingpt.files.storage import EXTRAS
 
 
 def extras(config: Config) -> set[str]:

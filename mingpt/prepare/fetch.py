@@ -18,17 +18,17 @@ import tempfile
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from mingpt.cli.console import say
+from mingpt.cli.parsers import parse
 from mingpt.config import compose
 from mingpt.config.checks import missing_places
 from mingpt.config.commandline import given
 from mingpt.config.schema import Config
-from mingpt.console import say
 from mingpt.errors import FINISHED, TransientError, UserError
-from mingpt.localfile import write_whole
-from mingpt.parsers import parse
+from mingpt.files.localfile import write_whole
+from mingpt.files.storage import fetched_as, open_fs, place
 from mingpt.prepare.corpora import CORPORA, DATASETS, Corpus, Text
 from mingpt.prepare.prepare import prepare_command
-from mingpt.storage import fetched_as, open_fs, place
 
 FOLDER = Path("data")  # where configs/ expect the files
 MIRROR = "MINGPT_DATA_MIRROR"  # environment variable: the folder or URL that has the archives

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mingpt.console import say
+from mingpt.cli.console import say
 from mingpt.data.dataset import MANIFEST, DataSet, from_bytes
 from mingpt.errors import UserError
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.prepare.documents import Options, blocks
 from mingpt.prepare.shardwriter import PROGRESS, SOURCES
 from mingpt.prepare.sources import File

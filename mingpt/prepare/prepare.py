@@ -20,19 +20,19 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from mingpt.console import say
+from mingpt.cli.console import say
+from mingpt.cli.redact import without_secrets
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, Shard, dtype_for, to_bytes, tokens_in
 from mingpt.errors import FINISHED, TransientError, UserError
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
+from mingpt.files.storage import place
 from mingpt.prepare.documents import Options, blocks
 from mingpt.prepare.encoding import Tokenizer, encoded
 from mingpt.prepare.finished import commits_of, finished, hash_of
 from mingpt.prepare.forms import Form
 from mingpt.prepare.shardwriter import SOURCES, Done, ShardWriter
 from mingpt.prepare.sources import File, find_files, identity_of
-from mingpt.redact import without_secrets
-from mingpt.storage import place
 
 RECORD_SECONDS = 0.25  # between two records of the progress, which is recorded after a file
 LOG_SECONDS = 10.0  # between two lines of a log

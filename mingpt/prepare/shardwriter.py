@@ -16,8 +16,8 @@ import numpy as np
 
 from mingpt.data.dataset import SPLITS, Shard, Split, tokens_in
 from mingpt.errors import UserError
-from mingpt.folder import Folder
-from mingpt.localfile import NotPlain, open_below, write_whole
+from mingpt.files.folder import Folder
+from mingpt.files.localfile import NotPlain, open_below, write_whole
 
 PROGRESS = "progress.json"
 SOURCES = "sources.json"  # beside the manifest: the versions of the sources that the data set was made from

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from mingpt import hub
-from mingpt.console import printable
+from mingpt.cli.console import printable
 from mingpt.errors import UserError
+from mingpt.files import hub
+from mingpt.files.storage import name_of, open_fs, place, without_query
 from mingpt.prepare.forms import FORMS, PACKED, Form
-from mingpt.storage import name_of, open_fs, place, without_query
 
 AT_ONCE = 16  # files whose stores are asked at a time
 # The entries of fsspec's `info` that change with a file's content, under the names that the stores' clients give them.

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from mingpt.console import printable, shortened
-from mingpt.redact import redacted
+from mingpt.cli.console import printable, shortened
+from mingpt.cli.redact import redacted
 
 LONGEST = 120  # characters of a cell
 MOST_ROWS = 200

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mingpt.cli.console import complain
 from mingpt.compute.numerics import changes
 from mingpt.config.affecting import settings
-from mingpt.console import complain
 from mingpt.errors import UserError
 from mingpt.history.history import History, numerics_of
 from mingpt.observe.trace import RECORD, Records

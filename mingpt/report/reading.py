@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mingpt.config.configfile import LONGEST, NAME
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.history.history import History, numerics_of
 from mingpt.observe.ledger import Account, Ledger, added_up
 from mingpt.snapshot.attempts import REWIND, runs_here

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mingpt.cli.console import as_lines, columns, complain
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
 from mingpt.config.stored import is_below
-from mingpt.console import as_lines, columns, complain
 from mingpt.errors import OF_ONE
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.history.history import NOTHING
 from mingpt.report.reading import Run
 

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mingpt.command import Unfit
-from mingpt.console import say, say_json
+from mingpt.cli.command import Unfit
+from mingpt.cli.console import say, say_json
 from mingpt.errors import TransientError, UserError
 from mingpt.world.children import START
 

@@ -20,7 +20,7 @@ from uuid import uuid4
 from pydantic import Field, TypeAdapter
 
 from mingpt.errors import Superseded, UserError
-from mingpt.folder import File, Folder
+from mingpt.files.folder import File, Folder
 from mingpt.snapshot.format import Manifest
 from mingpt.world.env import Env
 

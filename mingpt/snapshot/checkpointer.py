@@ -8,6 +8,7 @@ from typing import Protocol
 from mingpt.compute.stats import Flags
 from mingpt.config.schema import Config
 from mingpt.errors import SnapshotFailed, TransientError, UserError
+from mingpt.files.storage import limit_seconds
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.elsewhere import Marker, remove_marker
@@ -17,7 +18,6 @@ from mingpt.snapshot.restore import Restored
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.tiers import Tiers
 from mingpt.snapshot.writer import SnapshotWriter
-from mingpt.storage import limit_seconds
 from mingpt.world import network
 from mingpt.world.world import World
 

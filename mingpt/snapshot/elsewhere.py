@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from mingpt.console import printable
+from mingpt.cli.console import printable
 from mingpt.errors import UserError
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.snapshot.attempts import Count
 
 ELSEWHERE, LONGEST = "elsewhere.json", 4096  # its bytes

@@ -17,10 +17,10 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter
 
+from mingpt.cli.console import printable
 from mingpt.config.schema import Config
-from mingpt.console import printable
 from mingpt.errors import TransientError, UserError
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import make_run_dir, newest_number
 from mingpt.snapshot.elsewhere import Marker, read_marker

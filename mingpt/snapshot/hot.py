@@ -15,11 +15,11 @@ from pathlib import Path
 from uuid import uuid4
 
 from mingpt.errors import UserError
-from mingpt.folder import Folder
-from mingpt.localfile import is_own, own_folder
+from mingpt.files.folder import Folder
+from mingpt.files.localfile import is_own, own_folder
+from mingpt.files.storage import name_of, place
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.store import Store
-from mingpt.storage import name_of, place
 
 RUN_ID = "run-id"
 KEEP = 1

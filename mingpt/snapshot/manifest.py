@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mingpt.cli.redact import redacted, without_secrets
 from mingpt.errors import Damaged, OtherFormat, UserError
-from mingpt.redact import redacted, without_secrets
 from mingpt.snapshot.format import (
     FORMAT,
     MANIFEST,

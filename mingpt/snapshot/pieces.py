@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
-from mingpt.folder import Folder
-from mingpt.localfile import read_into
+from mingpt.files.folder import Folder
+from mingpt.files.localfile import read_into
 
 RANGE_BYTES = 16 * 2**20  # of one request to an object store
 RANGES = 4  # requested at a time: one connection to an object store is far slower than the network

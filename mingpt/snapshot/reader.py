@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
-from mingpt.folder import Folder
-from mingpt.localfile import Buffer, T
+from mingpt.files.folder import Folder
+from mingpt.files.localfile import Buffer, T
 from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest

@@ -9,8 +9,8 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from mingpt.cli.console import say
 from mingpt.compute.buckets import Sliced
-from mingpt.console import say
 from mingpt.snapshot.format import Part, SharedState, lay_out
 from mingpt.world.world import World, all_to_all
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from uuid import uuid4
 
 from mingpt.errors import Damaged, Incomplete, Unreadable, UserError
-from mingpt.folder import Folder
-from mingpt.localfile import Buffer, NotPlain, check_file, check_folder, sync_folder
+from mingpt.files.folder import Folder
+from mingpt.files.localfile import Buffer, NotPlain, check_file, check_folder, sync_folder
+from mingpt.files.storage import is_mismatch, modified, unmasked, words_of
 from mingpt.snapshot.format import MANIFEST, PART_NAME, Manifest
 from mingpt.snapshot.manifest import MANIFEST_LIMIT, encode_manifest
 from mingpt.snapshot.pieces import read_pieces, room_for
-from mingpt.storage import is_mismatch, modified, unmasked, words_of
 
 STEP_FOLDER = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9})")  # train.max_steps goes to 2^31 - 1
 SNAPSHOTS, METRICS = "snapshots", "metrics"  # folders in a run's directory

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, TransientError, Unreadable, UserError
-from mingpt.localfile import Buffer, T
+from mingpt.files.localfile import Buffer, T
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.format import Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
 from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest

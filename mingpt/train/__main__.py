@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 
 from mingpt.__main__ import main
-from mingpt.cli import importing
+from mingpt.cli.cli import importing
 from mingpt.errors import UserError
 from mingpt.world import standby
 

@@ -3,12 +3,12 @@
 import json
 from hashlib import sha256
 
+from mingpt.cli.redact import without_secrets
 from mingpt.compute.numerics import differences
 from mingpt.config.affecting import settings
 from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.errors import UserError
-from mingpt.redact import without_secrets
 from mingpt.world.world import World
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from mingpt.cli.console import counted, say
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import slow_precision
 from mingpt.config.schema import Config
-from mingpt.console import counted, say
 from mingpt.data.mixture import MixedSamples
 from mingpt.data.source import Source, sampled_split
 from mingpt.data.windows import WindowDataset

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from torch import nn
 
+from mingpt.cli.console import say
 from mingpt.compute.numerics import pin
 from mingpt.config.configfile import write_config
 from mingpt.config.schema import Config
-from mingpt.console import say
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED
 from mingpt.snapshot.attempts import make_run_dir

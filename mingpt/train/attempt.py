@@ -5,11 +5,11 @@ import os
 import socket
 import traceback
 
+from mingpt.cli.console import complain, say
 from mingpt.config import compose
 from mingpt.config.checks import missing_places
 from mingpt.config.configfile import overrides_line
 from mingpt.config.schema import Config
-from mingpt.console import complain, say
 from mingpt.data.opening import open_data
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError

@@ -4,9 +4,9 @@ import math
 import shlex
 from typing import NoReturn
 
+from mingpt.cli.console import say
 from mingpt.compute.guard import Range
 from mingpt.config.schema import Config
-from mingpt.console import say
 from mingpt.errors import RolledBack, UserError
 from mingpt.observe.events import Observers, StepSkipped
 from mingpt.snapshot.attempts import records, without_undone

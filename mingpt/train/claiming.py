@@ -6,13 +6,13 @@ Two at a time would write snapshots of two pasts.
 import time
 from datetime import datetime, timezone
 
+from mingpt.cli.console import printable, say
+from mingpt.cli.redact import without_secrets
 from mingpt.config.checks import alone
 from mingpt.config.schema import Config
-from mingpt.console import printable, say
 from mingpt.data.source import Source
 from mingpt.errors import UserError
 from mingpt.observe.ledger import accounts, duration
-from mingpt.redact import without_secrets
 from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here
 from mingpt.snapshot.format import VALIDATION

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from mingpt.cli.console import say
 from mingpt.compute.tree import shares
 from mingpt.config.schema import Config
-from mingpt.console import say
 from mingpt.observe.console import ConsoleLines
 from mingpt.observe.events import Observer, Observers
 from mingpt.observe.jsonl import MetricsLog

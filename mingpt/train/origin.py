@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from mingpt.cli.console import say
 from mingpt.compute.numerics import differences, fingerprint
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
-from mingpt.console import say
 from mingpt.data.source import Source
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import Kind, Manifest

@@ -5,8 +5,8 @@ from collections import deque
 
 import torch
 
+from mingpt.cli.console import say
 from mingpt.config.schema import Config
-from mingpt.console import say
 from mingpt.data.source import Source
 from mingpt.model.language import LanguageModel
 from mingpt.observe.events import (

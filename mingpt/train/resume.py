@@ -12,6 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
+from mingpt.cli.console import printable
+from mingpt.cli.redact import without_secrets
 from mingpt.compute.batches import position
 from mingpt.compute.guard import guard_layout
 from mingpt.compute.layout import misfits, state_layout
@@ -22,10 +24,8 @@ from mingpt.compute.rules import muon_names, roles
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.keys import declared, filled
 from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule
-from mingpt.console import printable
 from mingpt.data.source import Source, sampled_split
 from mingpt.errors import UserError
-from mingpt.redact import without_secrets
 from mingpt.snapshot.attempts import Parent, new_named
 from mingpt.snapshot.format import Manifest
 from mingpt.train.evaluation import evaluated_part

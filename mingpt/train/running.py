@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mingpt.cli.console import say
 from mingpt.config.schema import Config
-from mingpt.console import say
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED
 from mingpt.snapshot.attempts import RunRecord

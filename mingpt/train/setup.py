@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from mingpt.cli.console import say
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import autocast_for, pin
@@ -15,7 +16,6 @@ from mingpt.compute.own import OwnUpdate
 from mingpt.compute.reduction import ExactReduction
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
-from mingpt.console import say
 from mingpt.data.loader import load
 from mingpt.data.source import Microbatch, Source, spread
 from mingpt.errors import UserError

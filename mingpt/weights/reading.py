@@ -13,7 +13,7 @@ from torch import Tensor
 from mingpt.config.checks import no_weights
 from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import UserError
-from mingpt.folder import ModelFolder
+from mingpt.files.folder import ModelFolder
 from mingpt.model.language import LanguageModel
 from mingpt.weights.fitting import Form, config_problems, form_of, tensor_problems, vocabulary_problems
 from mingpt.world.world import World

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mingpt.cli.console import say
 from mingpt.config.datasets import CHATML, PLAIN
-from mingpt.console import say
 from mingpt.data.bpe import BYTE_LEVEL, BYTE_OF_LETTER, Encoder
 from mingpt.data.chat import response_template, templates_of
 from mingpt.data.template import START, chatml

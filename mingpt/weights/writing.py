@@ -11,7 +11,7 @@ from mingpt.config.datasets import PLAIN
 from mingpt.data.chat import end_of_answer
 from mingpt.data.vocabulary import TextVocabulary, Vocabulary
 from mingpt.errors import UserError
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.model.language import LanguageModel
 from mingpt.weights.fitting import form_of
 from mingpt.weights.reading import CONFIG, WEIGHTS

@@ -16,7 +16,7 @@ from types import FrameType
 
 import torch
 
-from mingpt.console import complain
+from mingpt.cli.console import complain
 from mingpt.errors import TransientError
 from mingpt.world.lifetime import leave_reason
 from mingpt.world.world import Progress, World

@@ -17,9 +17,9 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 
-from mingpt.console import complain
+from mingpt.cli.console import complain
+from mingpt.cli.redact import redacted
 from mingpt.errors import CRASHED, STOPPED, exit_now
-from mingpt.redact import redacted
 from mingpt.world import slurm
 from mingpt.world.clock import Clock, Pauses
 from mingpt.world.env import Env

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 
+from mingpt.cli.console import complain
 from mingpt.config.schema import Config
-from mingpt.console import complain
 from mingpt.errors import CRASHED, Hang, exit_now
 from mingpt.world.clock import COMPILE, SNAPSHOT, compiler_named
 from mingpt.world.failures import NO_ANSWER

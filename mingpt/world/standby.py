@@ -22,7 +22,7 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from mingpt.console import say
+from mingpt.cli.console import say
 from mingpt.world.children import START
 from mingpt.world.env import AGENT_PID
 from mingpt.world.lifetime import STOP_SIGNALS, end_with_parent, prctl

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mingpt.command import WORD
+from mingpt.cli.command import WORD
 
 RUNS = Path("/runs")  # where the platform mounts a folder for all containers
 # A third of the experiment.

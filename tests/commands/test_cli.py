@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from bpe_kit import write_gpt2
-from mingpt import TORCH, console
-from mingpt.cli import about, run, verb_of, warn_of_newer_torch
-from mingpt.command import code_of
+from mingpt import TORCH
+from mingpt.cli import console
+from mingpt.cli.cli import about, run, verb_of, warn_of_newer_torch
+from mingpt.cli.command import code_of
+from mingpt.cli.parsers import GROUPS, VERBS, parse
 from mingpt.config.commandline import CommandLine
-from mingpt.parsers import GROUPS, VERBS, parse
 from paths_kit import ROOT
 from verb_kit import mingpt
 
@@ -34,7 +35,7 @@ class Installed:
 
     def __init__(self, folder: Path) -> None:
         (script := folder / "bin/mingpt").parent.mkdir()
-        program = "import sys\nfrom mingpt.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+        program = "import sys\nfrom mingpt.cli.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
         script.write_text(f"#!{sys.executable}\n{program}")
         script.chmod(0o755)
         # Without an empty entry, which would be the current folder.
@@ -87,10 +88,10 @@ def test_help_groups_the_verbs_and_is_shown_without_one(ended: Ended, capsys: Ca
 
 
 def test_each_verbs_options_are_known_without_torch_and_help_takes_the_standard_library_alone() -> None:
-    code = "import sys; before = {*sys.modules}; import mingpt.cli; print(*({*sys.modules} - before))"
+    code = "import sys; before = {*sys.modules}; import mingpt.cli.cli; print(*({*sys.modules} - before))"
     assert {name.partition(".")[0] for name in python(code)} - sys.stdlib_module_names == {"mingpt"}
     code = (
-        "import sys; from mingpt.parsers import VERBS, parser_of\n"
+        "import sys; from mingpt.cli.parsers import VERBS, parser_of\n"
         "for name, verb in VERBS.items():\n"
         "    usage = parser_of(name).format_usage().split()\n"
         "    ends = (parser_of(name).epilog or '').startswith('Exit codes: 0')\n"

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import bpe_kit
-from mingpt import cli
+from mingpt.cli import cli
+from mingpt.cli.console import escaped
 from mingpt.commands.generate import BETWEEN, Text, prompts_of
 from mingpt.config.models import GPTModel
-from mingpt.console import escaped
 from mingpt.data.vocabulary import Bytes
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.sampling import generate as continue_tokens

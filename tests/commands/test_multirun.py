@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.commands import multirun
 from mingpt.config.groups import name_of
 from mingpt.history.history import History

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from config_kit import configured, problems
+from mingpt.cli.redact import without_secrets
 from mingpt.config.groups import config_dir
 from mingpt.config.keys import KINDS, named
 from mingpt.config.schema import Config
 from mingpt.config.section import MISSING
 from mingpt.config.stored import evaluation_config
 from mingpt.errors import UserError
-from mingpt.redact import without_secrets
 from told import Told
 
 TEXT = "data.path=text.txt"  # some options leave it open

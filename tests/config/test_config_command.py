@@ -52,7 +52,7 @@ def test_cfg_job_of_a_bad_command_line_tells_the_problem_and_prints_nothing(
 
 def test_a_terminal_that_lacks_a_character_is_told_all_the_rest() -> None:
     """What follows from here on, too: a training's log must not end at the first `…`."""
-    script = "from mingpt.console import say; say('one …'); say('two')"
+    script = "from mingpt.cli.console import say; say('one …'); say('two')"
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=600)
     assert done.stdout == b"one \\u2026\ntwo\n"

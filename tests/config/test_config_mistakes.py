@@ -12,8 +12,8 @@ from mingpt.config import compose
 from mingpt.config.checks import no_weights
 from mingpt.config.keys import keys
 from mingpt.errors import USER_ERROR, UserError
+from mingpt.files.storage import FETCHED
 from mingpt.prepare.corpora import CORPORA, DATASETS
-from mingpt.storage import FETCHED
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from paths_kit import ROOT

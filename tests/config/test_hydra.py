@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from config_kit import configured, problems
+from mingpt.cli.parsers import parse
 from mingpt.config import compose
 from mingpt.launch.torchrun import Torchrun
-from mingpt.parsers import parse
 
 MINE = "# @package _global_\n# My run\nrun:\n  name: mine\nmodel:\n  n_layer: 2\n"
 FILES = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bpe_kit
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.config.datasets import TextData
 from mingpt.data import bpe
 from mingpt.data.bpe import END_OF_TEXT, pieces, read_tokenizer

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from replay_kit import train_here

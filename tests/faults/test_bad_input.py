@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.world.lifetime import STOP_SIGNALS, Lifetime
 from node_kit import Node, free_port, needs_mount
 from run_kit import TINY

@@ -46,8 +46,8 @@ def data() -> None:
 
 def mingpt(*arguments: str, world: int = 1) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    module = ["-m", "mingpt.train", *arguments[1:]] if world > 1 else ["-m", "mingpt.cli", *arguments]
-    verb = "import sys; from mingpt.cli import main; sys.argv[0] = 'mingpt'; sys.exit(main())"
+    module = ["-m", "mingpt.train", *arguments[1:]] if world > 1 else ["-m", "mingpt.cli.cli", *arguments]
+    verb = "import sys; from mingpt.cli.cli import main; sys.argv[0] = 'mingpt'; sys.exit(main())"
     command = [sys.executable, *launcher, *module] if world > 1 else [sys.executable, "-c", verb, *arguments]
     print("==", *arguments, flush=True)
     ended = subprocess.run(command, env=ENV).returncode

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, steps_to_delete
 from mingpt.snapshot.store import Store

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec.config
 from torch.distributed import TCPStore
 
-from mingpt.cli import main
+from mingpt.cli.cli import main
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from node_kit import Node

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mingpt.cli.redact import redacted
 from mingpt.errors import UserError
-from mingpt.redact import redacted
 
 MESSAGES = Path(__file__).parents[1] / "messages.txt"
 

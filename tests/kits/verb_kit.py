@@ -5,7 +5,7 @@ import json
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store

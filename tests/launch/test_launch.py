@@ -13,12 +13,12 @@ import torch
 import yaml
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from mingpt.cli.parsers import parse
 from mingpt.config.compose import configure
 from mingpt.errors import CRASHED, SnapshotFailed, UserError
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
 from mingpt.launch.torchrun import Command, Torchrun
-from mingpt.parsers import parse
 from mingpt.world.children import START
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason

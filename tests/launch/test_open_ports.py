@@ -13,8 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 from fault_kit import launch
-from mingpt import plugins
-from mingpt.world import network
+from mingpt.world import network, plugins
 from mingpt.world.rendezvous import SignedBackend
 from mingpt.world.secret import C10D, REFUSED, SECRET, STATIC, take_secret
 from node_kit import Node, free_port, wait_until

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.command import code_of
+from mingpt.cli.command import code_of
 from mingpt.launch import starts
 from mingpt.snapshot.store import Store
 from snapshot_kit import save

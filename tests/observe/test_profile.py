@@ -10,7 +10,7 @@ import torch
 
 from branch_kit import train
 from config_kit import problems
-from mingpt.folder import Folder
+from mingpt.files.folder import Folder
 from mingpt.observe import events, profile
 from mingpt.observe.events import AttemptEnded, AttemptStarted, StepDone
 from mingpt.observe.profile import Profile

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli, redact
+from mingpt.cli import cli, redact
+from mingpt.cli.console import complain, printable, say
+from mingpt.cli.redact import is_secret, without_secrets
 from mingpt.config import compose
-from mingpt.console import complain, printable, say
 from mingpt.errors import USER_ERROR, TransientError, UserError
 from mingpt.preflight.places import write
-from mingpt.redact import is_secret, without_secrets
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from paths_kit import ROOT

@@ -12,14 +12,14 @@ import pytest
 from torch import Tensor
 
 from hook_kit import hook
-from mingpt.command import code_of
-from mingpt.console import complain, say, say_json
+from mingpt.cli.command import code_of
+from mingpt.cli.console import complain, say, say_json
+from mingpt.cli.redact import redacted
 from mingpt.data.own import Rows
 from mingpt.data.source import Source
 from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError
 from mingpt.observe.events import AttemptFailed, Event, Observers, SnapshotLost
 from mingpt.observe.notify import Alarms
-from mingpt.redact import redacted
 from mingpt.snapshot.manifest import CANONICAL
 from mingpt.train.attempt import attempt, report_failure
 from mingpt.world.lifetime import Lifetime

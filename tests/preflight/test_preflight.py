@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 import mingpt
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.errors import UserError
 from mingpt.preflight import compare, messages
 from mingpt.preflight.finding import Finding, exit_code, findings_of

@@ -18,7 +18,7 @@ import hub_kit
 import image_kit
 from config_kit import configured
 from examples.images import files
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.opening import open_data
 from mingpt.prepare import extras, fetch

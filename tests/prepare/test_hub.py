@@ -13,9 +13,9 @@ from pyarrow import parquet
 
 import hub_kit
 from hub_kit import Hub, Repository
-from mingpt import cli
+from mingpt.cli import cli
+from mingpt.cli.redact import redacted
 from mingpt.errors import TransientError, UserError
-from mingpt.redact import redacted
 from prepare_kit import files, into, jsonl, killed, prepared, some_texts
 from told import Told
 

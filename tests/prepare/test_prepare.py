@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 import web_kit
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.data import bpe
 from mingpt.data.dataset import from_bytes
 from mingpt.errors import UserError

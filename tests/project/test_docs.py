@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mingpt.cli.parsers import VERBS, parser_of
 from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, keys, named
-from mingpt.parsers import VERBS, parser_of
 from paths_kit import ROOT
 
 # The log and the changelog tell of what was.

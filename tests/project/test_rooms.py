@@ -15,7 +15,9 @@ import mingpt
 PACKAGE = Path(mingpt.__file__).parent
 # From the ground up: a room imports from itself and from those before it.
 ROOMS = (
-    "",  # errors, redact, storage, …: the files beside the rooms
+    "",  # errors: beside the rooms, as __main__
+    "cli",
+    "files",
     "config",
     "world",
     "model",
@@ -34,7 +36,7 @@ ROOMS = (
     "commands",
 )
 # What a user names, and what names what lies in a room above.
-ENTRIES = {"cli", "parsers", "completion", "plugins", "metrics"}
+ENTRIES = {"__main__", "cli/cli", "cli/parsers", "cli/completion"}
 FUNCTION_LINES = 60
 # What a change costs: what must be read for it, and what it touches. With 3 % of slack, so that no test pins a token.
 SLACK = 1.03
@@ -58,7 +60,7 @@ LIST_TOKENS = 10_000
 
 # What is loaded by a name in a text, and so has no arrow: code that the command line names, a verb's function, and what
 # torch asks for by a name.
-BY_NAME = {"cli", "config/plugin", "plugins"}
+BY_NAME = {"cli/cli", "config/plugin", "world/plugins"}
 
 # Each file of the package by its path without `.py`.
 TEXTS = {p.relative_to(PACKAGE).with_suffix("").as_posix(): p.read_text() for p in PACKAGE.rglob("*.py")}
@@ -151,7 +153,7 @@ def measured() -> dict[str, float]:
         max(len({*imports(tree)}) for tree in TREES.values()),
         max(rooms),
         sum(callable_fields(tree) for name, tree in TREES.items() if room(name) == "train"),
-        sum("redact" in imports(tree) for tree in TREES.values()),
+        sum("cli/redact" in imports(tree) for tree in TREES.values()),
         sum(size < 150 for size in SIZES.values()),
         1000 * dense / total,
         total,

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mingpt.command import expanded
+from mingpt.cli.command import expanded
 from paths_kit import ROOT
 
 FOLDER = ROOT / "recipes/kubernetes"

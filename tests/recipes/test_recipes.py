@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from config_kit import configured, problems
-from mingpt.command import expanded
+from mingpt.cli.command import expanded
 from mingpt.errors import UserError
 from mingpt.prepare import extras
 from mingpt.prepare.extras import check_machines

@@ -11,7 +11,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from mingpt.command import code_of
+from mingpt.cli.command import code_of
 from mingpt.prepare import extras
 from paths_kit import ROOT, ran
 from recipe_kit import envs, recipe
@@ -179,7 +179,7 @@ MISTAKES = [
 WITHOUT_TORCH = """
 import json, sys
 sys.path[:0] = sys.argv[1:]
-from mingpt.command import code_of
+from mingpt.cli.command import code_of
 from mingpt.prepare import extras
 found = [code_of(lambda: extras.main(words)) for words in json.load(sys.stdin)]
 print(json.dumps(found))

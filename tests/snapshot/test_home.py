@@ -304,6 +304,6 @@ def test_a_disk_that_fails_at_a_start_is_tried_again(
         return real(descriptor, mode)
 
     monkeypatch.setattr(os, "fdopen", failing)
-    monkeypatch.setattr("mingpt.localfile.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("mingpt.files.localfile.PAUSES", (0.0, 0.0))
     with pytest.raises(TransientError, match=os.strerror(number)):
         search.settle(Other(tmp_path, replace(GONE, marker=None)))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.errors import USER_ERROR
-from mingpt.folder import FILES, FOLDERS, Folder
-from mingpt.localfile import NotPlain, check_tree
+from mingpt.files.folder import FILES, FOLDERS, Folder
+from mingpt.files.localfile import NotPlain, check_tree
 from mingpt.world.lifetime import Lifetime
 from replay_kit import files_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.errors import Damaged, TransientError
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.manifest import decode_manifest
@@ -174,7 +174,7 @@ def fail_to_read(path: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> Non
         return real(descriptor, into, start)
 
     monkeypatch.setattr(os, "preadv", read)
-    monkeypatch.setattr("mingpt.localfile.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("mingpt.files.localfile.PAUSES", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("file", [MANIFEST, "model", "optimizer"])

@@ -84,7 +84,7 @@ def test_a_process_whose_write_never_returns_ends(new_run: NewRun) -> None:
     run = new_run(*ASYNCHRONOUS, "train.max_steps=100000", "world.timeout_seconds=2")
     program = f"""
 import sys, threading
-from mingpt.cli import main
+from mingpt.cli.cli import main
 from mingpt.snapshot import checkpointer
 from mingpt.snapshot.store import Store
 plain, checkpointer.SPARE_SECONDS = Store.write_part, 1

@@ -16,13 +16,13 @@ from botocore.exceptions import ClientError
 from gcsfs.retry import HttpError
 from s3fs.errors import translate_boto_error
 
+from mingpt.cli.redact import redacted
 from mingpt.config.schema import WorldConfig
 from mingpt.errors import TransientError, Unreadable, UserError
-from mingpt.folder import Folder
-from mingpt.redact import redacted
+from mingpt.files.folder import Folder
+from mingpt.files.storage import open_fs, place
 from mingpt.snapshot.reader import find
 from mingpt.snapshot.store import Store
-from mingpt.storage import open_fs, place
 from mingpt.train.attempt import report_failure
 from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime

@@ -13,8 +13,8 @@ import pytest
 
 from branch_kit import train
 from fault_proxy import FaultProxy, Rule
-from mingpt import localfile
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
+from mingpt.files import localfile
 from mingpt.snapshot import writer
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime

@@ -7,9 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from mingpt import cli, localfile
+from mingpt.cli import cli
 from mingpt.errors import Damaged, Incomplete, SnapshotFailed, TransientError, UserError
-from mingpt.folder import Folder
+from mingpt.files import localfile
+from mingpt.files.folder import Folder
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.hot import run_id

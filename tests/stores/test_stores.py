@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.errors import USER_ERROR, Damaged, Superseded, UserError
 from mingpt.preflight.places import write
 from mingpt.snapshot import pieces

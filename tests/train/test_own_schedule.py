@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from config_kit import configured, problems
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.config.stored import replay_config
 from mingpt.errors import UserError
 from mingpt.history.history import read_metrics

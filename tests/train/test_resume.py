@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from config_kit import configured
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.config import affecting
 from mingpt.config.keys import keys
 from mingpt.errors import USER_ERROR, UserError

@@ -12,13 +12,13 @@ import pytest
 import hub_kit
 from config_kit import configured
 from hub_kit import CONSTANTS, Hub, Repository
-from mingpt import cli
-from mingpt import hub as client
+from mingpt.cli import cli
 from mingpt.config.checks import missing_places
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.template import Template, read_template
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import TransientError, UserError
+from mingpt.files import hub as client
 from mingpt.prepare.extras import extras
 from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store

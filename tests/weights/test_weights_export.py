@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.data.vocabulary import NoTokens, Numbers, Vocabulary
 from mingpt.model.gpt2 import GPT
 from mingpt.snapshot.store import Store

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt import cli
+from mingpt.cli import cli
 from mingpt.errors import UserError
 from mingpt.world import slurm
 from node_kit import Node, wait_until

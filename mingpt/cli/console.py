@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from errno import EIO, EPIPE
 from typing import Any, TextIO
 
+from mingpt.cli.redact import redacted
 from mingpt.errors import CRASHED, FINISHED
-from mingpt.redact import redacted
 
 # Control characters (escape codes begin with one) except tab and line feed; line separators; direction marks.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -16,10 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from mingpt import NUMERICS, TORCH, __version__
-from mingpt.command import code_of, expanded, raising
-from mingpt.console import complain, ended, say
+from mingpt.cli.command import code_of, expanded, raising
+from mingpt.cli.console import complain, ended, say
+from mingpt.cli.parsers import GROUPS, VERBS, Verb, parse
 from mingpt.errors import FINISHED, STOPPED, USER_ERROR, UserError, exit_now
-from mingpt.parsers import GROUPS, VERBS, Verb, parse
 from mingpt.world.env import Env
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def main(verb: str = "") -> NoReturn:
             sys.path.append(sys.path.pop(0))  # `python -m` puts the current folder first, where a torch.py may lie
     words = [*([verb] if verb else []), *sys.argv[1:]]
     if "_ARGCOMPLETE" in os.environ:  # a shell asks at a TAB
-        import_module("mingpt.completion").answer()
+        import_module("mingpt.cli.completion").answer()
     found = verb_of(words)
     if found is None:
         sys.exit(about(words))

@@ -6,9 +6,9 @@ from typing import Any
 
 import argcomplete
 
-from mingpt.console import put
+from mingpt.cli.console import put
+from mingpt.cli.parsers import VERBS, parser_of
 from mingpt.errors import FINISHED
-from mingpt.parsers import VERBS, parser_of
 
 
 def answer() -> None:

@@ -17,10 +17,10 @@ from urllib.request import getproxies
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from mingpt import hub
-from mingpt.console import complain, printable
+from mingpt.cli.console import complain, printable
 from mingpt.errors import TransientError, UserError
-from mingpt.localfile import NotPlain
+from mingpt.files import hub
+from mingpt.files.localfile import NotPlain
 
 # By scheme of URL: the extra of this package that installs its client.
 EXTRAS = {

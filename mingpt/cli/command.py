@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from mingpt.console import complain, printable
+from mingpt.cli.console import complain, printable
 from mingpt.errors import CRASHED, USER_ERROR, TransientError, UserError, exit_now
 
 INTERRUPTED = 130  # as shells report a program that was ended by Ctrl-C

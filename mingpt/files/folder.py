@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from mingpt.console import complain
+from mingpt.cli.console import complain
 from mingpt.errors import Incomplete, Unreadable, UserError
-from mingpt.localfile import (
+from mingpt.files.localfile import (
     PAUSES,
     Buffer,
     T,
@@ -26,7 +26,7 @@ from mingpt.localfile import (
     open_folder,
     write_below,
 )
-from mingpt.storage import hub_folder, is_denied, is_local, may_pass, open_fs, place, unmasked, words_of
+from mingpt.files.storage import hub_folder, is_denied, is_local, may_pass, open_fs, place, unmasked, words_of
 
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
 # What is written there, besides snapshots.
