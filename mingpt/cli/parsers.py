@@ -523,7 +523,7 @@ GROUPS = {
     "Prepare": {
         "fetch": Verb("get a corpus or a vocabulary", "prepare.fetch:fetch_command", fetch, interrupted=AGAIN),
         "prepare": Verb("turn text into token shards", "prepare.prepare:prepare_command", prepare, interrupted=GOES_ON),
-        "completion": Verb("have bash, zsh or fish complete all of this", "cli.completion:completion_command", completion),
+        "completion": Verb("have bash, zsh or fish complete this", "cli.completion:completion_command", completion),
     },
 }
 VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
