@@ -10,10 +10,10 @@ import statistics
 
 import torch
 
+from mingpt.compose.compose import configure
 from mingpt.compute.buckets import make_buckets
 from mingpt.compute.exchange import pack, subtrees_by_rank
 from mingpt.compute.rules import trainable
-from mingpt.config.compose import configure
 from mingpt.model.language import LanguageModel
 from mingpt.train.factory import build
 from mingpt.train.footprint import without_memory

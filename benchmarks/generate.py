@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mingpt.config.groups import config_dir
+from mingpt.compose.groups import config_dir
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.sampling import generate_stream
 

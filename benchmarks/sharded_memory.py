@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from mingpt.compose.compose import configure
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
 from mingpt.compute.exchange import pack, subtrees_by_rank
 from mingpt.compute.numerics import autocast_for
 from mingpt.compute.rules import trainable
 from mingpt.compute.tree import whole_subtrees
-from mingpt.config.compose import configure
 from mingpt.model.language import LanguageModel
 from mingpt.train.factory import build
 from mingpt.train.footprint import footprint, look_at, without_memory

@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mingpt.compose.compose import configure
 from mingpt.compute.buckets import Bucket, Slot, make_buckets
 from mingpt.compute.exchange import WeightGather
 from mingpt.compute.reduction import Reduction
 from mingpt.compute.tree import Subtree, parents
-from mingpt.config.compose import configure
 from mingpt.config.schema import Config
 from mingpt.data.opening import open_data
 from mingpt.model.language import LanguageModel

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import torch
 
+from mingpt.compose import compose
 from mingpt.compute.batches import BatchPlan
-from mingpt.config import compose
 from mingpt.data.opening import open_data
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.observe.ledger import ledger

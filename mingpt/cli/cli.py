@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ANSWERS = {
     "config.editor:print_schema": {"--json-schema"},
     "commands.multirun:multirun": {"-m", "--multirun", "hydra.mode=MULTIRUN"},
-    "commands.printing:printing": {
+    "compose.compose:printing": {
         "-h", "--help", "-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion",
     },
 }  # fmt: skip

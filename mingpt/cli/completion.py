@@ -27,7 +27,7 @@ def answer() -> None:
 
 
 def _overrides(**_: object) -> list[str]:
-    from mingpt.config.groups import groups  # imports Hydra, which takes half a second: few words need it
+    from mingpt.compose.groups import groups  # imports Hydra, which takes half a second: few words need it
 
     return [f"{group}={option}" for group, options in groups().items() for option in options]
 

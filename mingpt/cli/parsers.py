@@ -543,7 +543,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     """The parser of a verb."""
     verb = VERBS[name]
     if verb.options is None:
-        from mingpt.config.commandline import parser  # imports Hydra, which takes half a second: completion alone asks
+        from mingpt.compose.commandline import parser  # imports Hydra, which takes half a second: completion alone asks
 
         return parser()
     about, codes, example = _told_by(verb.options)

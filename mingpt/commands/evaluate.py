@@ -7,9 +7,9 @@ from typing import Any
 
 from mingpt.cli.console import complain, say, say_json
 from mingpt.commands.loading import find_manifest, open_model
+from mingpt.compose.commandline import given
+from mingpt.compose.stored import evaluation_config
 from mingpt.compute.numerics import autocast_for, pin
-from mingpt.config.commandline import given
-from mingpt.config.stored import evaluation_config
 from mingpt.data.opening import open_data
 from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import FINISHED, UserError

@@ -14,12 +14,12 @@ from typing import Any
 
 from mingpt.cli.console import printable, say
 from mingpt.cli.redact import BLANK, without_secrets
+from mingpt.compose.commandline import CommandLine
+from mingpt.compose.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
 from mingpt.config.affecting import settings
-from mingpt.config.commandline import CommandLine
 from mingpt.config.configfile import NAME, create_config
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
-from mingpt.config.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
 from mingpt.errors import Damaged, UserError
 from mingpt.files.folder import Folder
 from mingpt.files.storage import name_of

@@ -28,10 +28,11 @@ from omegaconf import DictConfig
 from mingpt.cli.command import quoted
 from mingpt.cli.console import complain, say
 from mingpt.cli.redact import without_secrets
+from mingpt.compose.commandline import FIRST, SEARCHPATH, CommandLine, options_given, parser
+from mingpt.compose.compose import configure
+from mingpt.compose.groups import config_dir
+from mingpt.compose.overrides import first_line, hydra_of
 from mingpt.config.checks import missing_places
-from mingpt.config.commandline import FIRST, SEARCHPATH, CommandLine, options_given, parser
-from mingpt.config.compose import configure, first_line, hydra_of
-from mingpt.config.groups import config_dir
 from mingpt.errors import FINISHED, STOPPED, UserError
 from mingpt.files.storage import install
 from mingpt.history.history import History

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mingpt.cli.console import say, say_json
+from mingpt.compose import compose
 from mingpt.compute.batches import position
-from mingpt.config import compose
 from mingpt.config.checks import alone, impossible
 from mingpt.config.models import Language
 from mingpt.config.schema import Config

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from mingpt.cli.redact import without_secrets
-from mingpt.config.compose import as_yaml
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.files.folder import Folder
@@ -33,6 +33,11 @@ def overrides_line(overrides: Sequence[str], config: Config) -> str:
         else:  # a group and its option, or something that is told by its key alone
             said[key] = text if re.fullmatch(r"[\w./@-]+=[\w.-]+", text) else key
     return f"config: {' '.join(said.values()) or 'the defaults'}"
+
+
+def as_yaml(config: Config) -> str:
+    """The resolved config for people, without secrets."""
+    return OmegaConf.to_yaml(OmegaConf.create(without_secrets(config.model_dump())))
 
 
 def write_config(config: Config, log: Callable[[str], None]) -> None:

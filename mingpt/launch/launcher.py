@@ -18,8 +18,8 @@ from argparse import Namespace
 from contextlib import suppress
 
 from mingpt.cli.console import say
-from mingpt.config import compose
-from mingpt.config.moment import MOMENT
+from mingpt.compose import compose
+from mingpt.compose.resolvers import MOMENT
 from mingpt.config.schema import Config
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.launch.managed import managed

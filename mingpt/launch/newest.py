@@ -9,8 +9,8 @@ from functools import partial
 from mingpt.cli.command import code_of
 from mingpt.cli.console import say
 from mingpt.cli.parsers import parse
-from mingpt.config import compose
-from mingpt.config.commandline import given
+from mingpt.compose import compose
+from mingpt.compose.commandline import given
 from mingpt.errors import FINISHED
 from mingpt.launch.launcher import newest_step
 

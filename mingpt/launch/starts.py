@@ -12,8 +12,8 @@ from functools import partial
 
 from mingpt.cli.command import code_of
 from mingpt.cli.parsers import parse
-from mingpt.config import compose
-from mingpt.config.commandline import given
+from mingpt.compose import compose
+from mingpt.compose.commandline import given
 from mingpt.errors import FINISHED, UserError
 from mingpt.files.folder import Folder
 from mingpt.launch.launcher import newest_step

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mingpt.config.commandline import given
+from mingpt.compose.commandline import given
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.launch import values

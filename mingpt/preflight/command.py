@@ -10,7 +10,7 @@ from argparse import Namespace
 from dataclasses import asdict
 
 from mingpt.cli.console import say, say_json
-from mingpt.config import compose
+from mingpt.compose import compose
 from mingpt.errors import FINISHED, UserError
 from mingpt.launch.torchrun import Torchrun
 from mingpt.preflight.inspection import Inspection

@@ -14,7 +14,7 @@ from typing import Any
 
 from mingpt.cli.command import code_of, expanded
 from mingpt.cli.console import complain, ended, say
-from mingpt.config import compose
+from mingpt.compose import compose
 from mingpt.config.checks import HUB_KEYS, alone
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from mingpt.cli.console import say
 from mingpt.cli.parsers import parse
-from mingpt.config import compose
+from mingpt.compose import compose
+from mingpt.compose.commandline import given
 from mingpt.config.checks import missing_places
-from mingpt.config.commandline import given
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.files.localfile import write_whole

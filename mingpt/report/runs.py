@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mingpt.cli.console import as_lines, columns, complain
+from mingpt.compose.stored import is_below
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
-from mingpt.config.stored import is_below
 from mingpt.errors import OF_ONE
 from mingpt.files.folder import Folder
 from mingpt.history.history import NOTHING

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mingpt.cli.console import complain, counted
+from mingpt.compose import compose
 from mingpt.compute import numerics
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.buckets import CHUNK
 from mingpt.compute.optimizer import pairwise_sum, sums_of_squares
-from mingpt.config import compose
 from mingpt.train import factory
 from mingpt.train.context import make_context
 from mingpt.train.step import train_step

@@ -12,7 +12,7 @@ from mingpt.world import standby
 def imports() -> None:
     with importing(), suppress(UserError):
         import mingpt.train.attempt  # noqa: F401
-        from mingpt.config.compose import configure
+        from mingpt.compose.compose import configure
 
         configure(["data=random"])  # Hydra's plugins
         if standby.COMPILES in os.environ:

@@ -6,7 +6,7 @@ import socket
 import traceback
 
 from mingpt.cli.console import complain, say
-from mingpt.config import compose
+from mingpt.compose import compose
 from mingpt.config.checks import missing_places
 from mingpt.config.configfile import overrides_line
 from mingpt.config.schema import Config

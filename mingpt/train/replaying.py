@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mingpt.compose.stored import problems_of_places, replay_config
 from mingpt.compute.guard import merged
 from mingpt.compute.numerics import changes, fingerprint, pin
 from mingpt.config.affecting import section_of
 from mingpt.config.schema import Config
-from mingpt.config.stored import problems_of_places, replay_config
 from mingpt.data.opening import open_data
 from mingpt.data.source import Source
 from mingpt.errors import Damaged, Unreadable, UserError

@@ -21,7 +21,7 @@ from mingpt.cli import console
 from mingpt.cli.cli import about, run, verb_of, warn_of_newer_torch
 from mingpt.cli.command import code_of
 from mingpt.cli.parsers import GROUPS, VERBS, parse
-from mingpt.config.commandline import CommandLine
+from mingpt.compose.commandline import CommandLine
 from paths_kit import ROOT
 from verb_kit import mingpt
 

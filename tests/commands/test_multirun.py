@@ -14,7 +14,7 @@ import pytest
 
 from mingpt.cli import cli
 from mingpt.commands import multirun
-from mingpt.config.groups import name_of
+from mingpt.compose.resolvers import name_of
 from mingpt.history.history import History
 from node_kit import wait_until
 from paths_kit import ROOT, ran

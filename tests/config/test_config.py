@@ -7,11 +7,11 @@ import pytest
 
 from config_kit import configured, problems
 from mingpt.cli.redact import without_secrets
-from mingpt.config.groups import config_dir
+from mingpt.compose.groups import config_dir
+from mingpt.compose.stored import evaluation_config
 from mingpt.config.keys import KINDS, named
 from mingpt.config.schema import Config
 from mingpt.config.section import MISSING
-from mingpt.config.stored import evaluation_config
 from mingpt.errors import UserError
 from told import Told
 

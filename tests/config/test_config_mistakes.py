@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from config_kit import configured, problems
-from mingpt.config import compose
+from mingpt.compose import compose
+from mingpt.compose.groups import groups
 from mingpt.config.checks import no_weights
 from mingpt.config.keys import keys
 from mingpt.errors import USER_ERROR, UserError
@@ -147,7 +148,7 @@ def test_a_run_is_exported_before_another_starts_from_it(here: Path, told: Told)
     told(no_weights("runs/cc"))
 
 
-PIECES = [*keys(), *compose.groups(), *"=+~.,:${}[]()'\"\\@/ \nä1", "++", "null", "???", "1e3", "${run.name}", "hydra"]
+PIECES = [*keys(), *groups(), *"=+~.,:${}[]()'\"\\@/ \nä1", "++", "null", "???", "1e3", "${run.name}", "hydra"]
 
 
 @settings(max_examples=20, derandomize=True)

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from config_kit import configured
-from mingpt.config import compose
+from mingpt.compose import compose
 from mingpt.config.datasets import MixData, TextComponent
 from mingpt.config.keys import KINDS
 from mingpt.config.kinds import Data, Model

@@ -23,10 +23,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mingpt.compose.compose import configure
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.numerics import autocast_for
 from mingpt.compute.reduction import ExactReduction
-from mingpt.config.compose import configure
 from mingpt.config.schema import Config
 from mingpt.train.context import StepContext, make_context
 from mingpt.train.factory import build, prepare

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from config_kit import configured, problems
+from mingpt.compose.stored import evaluation_config
 from mingpt.compute.mixture import shares
 from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
 from mingpt.config.datasets import TextData
 from mingpt.config.schema import Config
-from mingpt.config.stored import evaluation_config
 from mingpt.data.mixture import MixedSamples, MixedSplit
 from mingpt.data.opening import open_data
 from mingpt.data.source import Microbatch, Samples, Source

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mingpt.config import compose
+from mingpt.compose import compose
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fault_kit import at_step, finish, launch
-from mingpt.config import compose
+from mingpt.compose import compose
 from mingpt.errors import UserError
 from mingpt.train.attempt import _launcher_overrides
 from mingpt.world.env import Env

@@ -14,7 +14,7 @@ import yaml
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from mingpt.cli.parsers import parse
-from mingpt.config.compose import configure
+from mingpt.compose.compose import configure
 from mingpt.errors import CRASHED, SnapshotFailed, UserError
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending

@@ -8,7 +8,7 @@ import pytest
 from mingpt.cli import cli, redact
 from mingpt.cli.console import complain, printable, say
 from mingpt.cli.redact import is_secret, without_secrets
-from mingpt.config import compose
+from mingpt.compose import compose
 from mingpt.errors import USER_ERROR, TransientError, UserError
 from mingpt.preflight.places import write
 from mingpt.train.attempt import attempt

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mingpt.cli.parsers import VERBS, parser_of
-from mingpt.config.groups import groups
+from mingpt.compose.groups import groups
 from mingpt.config.keys import KINDS, keys, named
 from paths_kit import ROOT
 

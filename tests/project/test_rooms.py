@@ -19,6 +19,7 @@ ROOMS = (
     "cli",
     "files",
     "config",
+    "compose",
     "world",
     "model",
     "compute",

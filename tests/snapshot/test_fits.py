@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from examples.classifier import rows
-from mingpt.config import compose
+from mingpt.compose import compose
 from mingpt.config.schema import Config
 from mingpt.snapshot.format import DTYPES, Manifest, TensorInfo
 from mingpt.snapshot.reader import Loaded

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from bpe_kit import small, write_tokenizer
 from config_kit import configured
 from mingpt.commands import evaluate as evaluator
+from mingpt.compose.stored import evaluation_config
 from mingpt.config.datasets import TextData
 from mingpt.config.schema import Train
-from mingpt.config.stored import evaluation_config
 from mingpt.data.bpe import HuggingFaceTokens
 from mingpt.data.mixture import MixedSplit
 from mingpt.data.opening import open_data

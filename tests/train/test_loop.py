@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mingpt.compose import compose
 from mingpt.compute.stats import Flags, StatsExchange
-from mingpt.config import compose
 from mingpt.config.schema import Config, WorldConfig
 from mingpt.data.opening import open_data
 from mingpt.data.source import Source, sampled_split

@@ -10,7 +10,7 @@ import pytest
 
 from config_kit import configured, problems
 from mingpt.cli import cli
-from mingpt.config.stored import replay_config
+from mingpt.compose.stored import replay_config
 from mingpt.errors import UserError
 from mingpt.history.history import read_metrics
 from mingpt.snapshot.format import Manifest

@@ -142,7 +142,7 @@ def test_a_damaged_snapshot_gives_way_to_an_older_one_or_to_a_new_beginning(
 IMPORTS = """
 import sys, torch
 import mingpt.train.attempt
-from mingpt.config.compose import configure
+from mingpt.compose.compose import configure
 from mingpt.train.factory import build, give_memory
 for kind in ("gpt", "modern"):
     model = build(configure([f"model.kind={kind}", "data=random", "run.dir=run"], 1), 65, drawn=False)

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
 from mingpt.cli.command import FROM_ENV, FROM_ENV_HELP, Parser, quoted
-from mingpt.config.groups import config_dir, folders, groups
+from mingpt.compose.groups import config_dir, folders, groups
 
 PLACES = ("config-dir", "config-name", "config-path")
 SEARCHPATH = "hydra.searchpath"

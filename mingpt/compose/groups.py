@@ -1,9 +1,7 @@
 """Where configs come from: configs/, folders of the user's own, and the schema with its kinds of models and data."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +18,6 @@ import mingpt
 from mingpt.config.keys import KINDS, complete, description, schemas
 from mingpt.config.schema import Config
 
-LONGEST = 100  # characters of a job's name
 Groups = dict[str, dict[str, str]]
 
 
@@ -114,16 +111,3 @@ def defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
         name: complete(of[name], {}, FieldInfo.get_default) if name in of else field.get_default()
         for name, field in Config.model_fields.items()
     }
-
-
-def name_of(overrides: str) -> str:
-    """A job's name, which any file system, bucket and shell takes, as run.name must be; it ends in a checksum where it
-    lost characters.
-    """
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", overrides).lstrip("._-") or "only"
-    if overrides and (safe != overrides or len(safe) > LONGEST):
-        return f"{safe[: LONGEST - 9]}-{sha256(overrides.encode()).hexdigest()[:8]}"
-    return safe
-
-
-OmegaConf.register_new_resolver("mingpt.name", name_of, replace=True)

@@ -8,7 +8,7 @@ import pytest
 
 from config_kit import configured, problems
 from mingpt.cli.parsers import parse
-from mingpt.config import compose
+from mingpt.compose import compose
 from mingpt.launch.torchrun import Torchrun
 
 MINE = "# @package _global_\n# My run\nrun:\n  name: mine\nmodel:\n  n_layer: 2\n"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from mingpt.config.groups import groups
+from mingpt.compose.groups import groups
 from mingpt.config.keys import KINDS, choices, description, keys, named, schema_of
 
 USAGE = """\

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from mingpt.config import compose
-from mingpt.config.commandline import CommandLine
-from mingpt.config.help import help_text
+from mingpt.compose import compose
+from mingpt.compose.commandline import CommandLine
+from mingpt.compose.help import help_text
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
 from told import Told

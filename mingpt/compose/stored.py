@@ -14,10 +14,10 @@ from hydra.core.config_store import ConfigStore
 from mingpt.cli.command import quoted
 from mingpt.cli.console import printable
 from mingpt.cli.redact import BLANK
+from mingpt.compose.commandline import FIRST, CommandLine
+from mingpt.compose.compose import configure
+from mingpt.compose.groups import groups
 from mingpt.config.affecting import settings
-from mingpt.config.commandline import FIRST, CommandLine
-from mingpt.config.compose import configure
-from mingpt.config.groups import groups
 from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, takes_any, value_of
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
