@@ -25,6 +25,7 @@ ROOMS = (
     "data",
     "weights",
     "snapshot",
+    "tiers",
     "observe",
     "history",
     "train",
