@@ -98,7 +98,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path) -> Path:
     """The directory of a run of twelve steps, with snapshots at 4, 8 and 12. To be copied, not changed."""
     from branch_kit import train  # torch, which few tests need in this process
-    from mingpt.snapshot.hot import run_id
+    from mingpt.tiers.hot import run_id
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     train(folder, text, cache)

@@ -23,11 +23,11 @@ from mingpt.config.schema import Config
 from mingpt.errors import Damaged, UserError
 from mingpt.files.folder import Folder
 from mingpt.files.storage import name_of
-from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import FORK, Parent, make_run_dir, new_named, newest_number, parent_of, records
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, copy_part, damage_as, find, manifest_or_none, read_manifest
 from mingpt.snapshot.store import Store
+from mingpt.tiers import hot
 from mingpt.train.resume import changed
 
 

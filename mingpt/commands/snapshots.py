@@ -16,7 +16,6 @@ from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Manifest
-from mingpt.snapshot.lineage import rewind, undo
 from mingpt.snapshot.reader import (
     BEST,
     Found,
@@ -31,6 +30,7 @@ from mingpt.snapshot.reader import (
 )
 from mingpt.snapshot.retention import DAY, Retention, plan
 from mingpt.snapshot.store import SNAPSHOTS, File, Store
+from mingpt.tiers.rewinding import rewind, undo
 
 Options = argparse.Namespace
 VOCABULARY_SHOWN = 1000  # characters; all of GPT-2's would fill two hundred screens

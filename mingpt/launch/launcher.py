@@ -82,7 +82,7 @@ def newest_step(config: Config) -> int:
 
     0 if there is none, or if the store does not answer in world.init_timeout_seconds.
     """
-    from mingpt.snapshot.tiers import newest  # imports torch
+    from mingpt.tiers.tiers import newest  # imports torch
 
     steps = [0]
 

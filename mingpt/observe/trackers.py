@@ -35,7 +35,7 @@ from mingpt.observe.events import (
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
 from mingpt.snapshot.attempts import RunRecord
-from mingpt.snapshot.hot import run_id
+from mingpt.tiers.hot import run_id
 
 PROJECT = "mingpt"  # where the environment names none
 END_SECONDS = 20.0  # for all trackers, at the end of an attempt

@@ -118,7 +118,7 @@ def find_home(config: Config, hosts: list[str], seconds: float) -> tuple[list[st
     answer. Raises UserError for two runs under one name, and without the node that has the run; TransientError.
     """
     from mingpt.config.checks import alone
-    from mingpt.snapshot.home import HomeSearch
+    from mingpt.tiers.home import HomeSearch
 
     # HomeSearch is training's own, and asks Env: here it is told of a world of one process a node.
     rank = str(_met.rank)

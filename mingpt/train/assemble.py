@@ -15,8 +15,8 @@ from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED
 from mingpt.snapshot.attempts import make_run_dir
-from mingpt.snapshot.home import Home
-from mingpt.snapshot.tiers import Tiers
+from mingpt.tiers.home import Home
+from mingpt.tiers.tiers import Tiers
 from mingpt.train import setup
 from mingpt.train.claiming import another_running, claim_attempt
 from mingpt.train.origin import restore

@@ -13,7 +13,7 @@ from mingpt.config.schema import Config
 from mingpt.data.opening import open_data
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED, UserError
-from mingpt.snapshot.home import HomeSearch
+from mingpt.tiers.home import HomeSearch
 from mingpt.train import assemble
 from mingpt.train.agreeing import agree_on_inputs
 from mingpt.train.evaluation import sample_prompt

@@ -10,8 +10,8 @@ from mingpt.config.schema import Config
 from mingpt.errors import RolledBack, UserError
 from mingpt.observe.events import Observers, StepSkipped
 from mingpt.snapshot.attempts import records, without_undone
-from mingpt.snapshot.checkpointer import Checkpointer
-from mingpt.snapshot.lineage import rewind
+from mingpt.tiers.checkpointer import Checkpointer
+from mingpt.tiers.rewinding import rewind
 from mingpt.train.context import StepContext
 from mingpt.train.figures import Figures
 from mingpt.world.world import World

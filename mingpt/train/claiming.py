@@ -13,10 +13,10 @@ from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.errors import UserError
 from mingpt.observe.ledger import accounts, duration
-from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here
 from mingpt.snapshot.format import VALIDATION
-from mingpt.snapshot.tiers import Tiers
+from mingpt.tiers import hot
+from mingpt.tiers.tiers import Tiers
 from mingpt.train import resume
 from mingpt.train.origin import Origin
 from mingpt.world.world import World

@@ -6,7 +6,7 @@ import torch
 
 from mingpt.compute.stats import Flags
 from mingpt.observe.stragglers import StepTimes
-from mingpt.snapshot.checkpointer import Checkpointer
+from mingpt.tiers.checkpointer import Checkpointer
 from mingpt.train.context import Hooks
 from mingpt.world.lifetime import Lifetime
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mingpt.compute.stats import Flags, StepStats
 from mingpt.errors import FINISHED, STOPPED
-from mingpt.snapshot.checkpointer import Checkpointer, Content
+from mingpt.tiers.checkpointer import Checkpointer, Content
 from mingpt.train.bad_steps import BadSteps
 from mingpt.train.context import Hooks, StepContext
 from mingpt.train.evaluation import Evaluation

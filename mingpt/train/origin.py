@@ -14,7 +14,7 @@ from mingpt.data.source import Source
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import Kind, Manifest
 from mingpt.snapshot.restore import Put, Restored
-from mingpt.snapshot.tiers import Tiers
+from mingpt.tiers.tiers import Tiers
 from mingpt.train import resume
 from mingpt.train.bad_steps import rolled_back
 from mingpt.train.context import StepContext

@@ -50,7 +50,7 @@ class Pace:
 class Reporter:
     """Publishes an attempt's events, and computes the averages that a step's event has.
 
-    It hears from the checkpointer, too, in that one's threads (`snapshot.checkpointer.Listener`).
+    It hears from the checkpointer, too, in that one's threads (`tiers.checkpointer.Listener`).
     """
 
     def __init__(

@@ -8,8 +8,8 @@ from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.errors import FINISHED
 from mingpt.snapshot.attempts import RunRecord
-from mingpt.snapshot.checkpointer import Checkpointer
-from mingpt.snapshot.tiers import Tiers
+from mingpt.tiers.checkpointer import Checkpointer
+from mingpt.tiers.tiers import Tiers
 from mingpt.train import loop, setup
 from mingpt.train.bad_steps import BadSteps
 from mingpt.train.context import StepContext

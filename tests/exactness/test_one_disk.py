@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from disk_kit import OPENED, RUN, SHAPE, Ended, Machine, Nodes, machines, train
-from mingpt.snapshot.hot import find_run_id
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
+from mingpt.tiers.hot import find_run_id
 from node_kit import needs_mount
 from run_kit import NewRun, Run
 from snapshot_kit import files

@@ -15,7 +15,7 @@ import pytest
 
 from disk_kit import RUN, Machine, machines, train
 from fault_kit import LAUNCHERS, LIMITS, LONG, Cluster
-from mingpt.snapshot.hot import find_run_id
+from mingpt.tiers.hot import find_run_id
 from node_kit import needs_mount
 from run_kit import NewRun, Run
 

@@ -14,9 +14,9 @@ import torch
 
 from mingpt.compute.numerics import NUMERICS, cpu_vendor, probe
 from mingpt.errors import FINISHED
-from mingpt.snapshot.hot import find_run_id, folder
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
+from mingpt.tiers.hot import find_run_id, folder
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from paths_kit import ROOT

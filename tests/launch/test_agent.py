@@ -16,7 +16,7 @@ from mingpt.launch.ending import Ending
 from mingpt.launch.watchdog import RendezvousWatchdog
 from mingpt.snapshot.elsewhere import Marker, remove_marker
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.tiers import newest
+from mingpt.tiers.tiers import newest
 from mingpt.world.lifetime import Lifetime
 from snapshot_kit import save
 

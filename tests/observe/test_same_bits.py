@@ -9,8 +9,8 @@ import pytest
 from hook_kit import hook
 from mingpt.errors import FINISHED
 from mingpt.observe.trace import RECORD
-from mingpt.snapshot.lineage import rewind
 from mingpt.snapshot.store import Store
+from mingpt.tiers.rewinding import rewind
 
 
 def again(tmp_path: Path, number: int, sick: int | None = None) -> None:

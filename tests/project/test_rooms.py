@@ -26,6 +26,7 @@ ROOMS = (
     "data",
     "weights",
     "snapshot",
+    "tiers",
     "observe",
     "history",
     "train",

@@ -11,11 +11,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from mingpt.errors import Superseded
-from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.format import Manifest
-from mingpt.snapshot.lineage import NOTE, HotBase, NewestDurable, overtaken, rewind, set_overtaken_aside, stale_steps
+from mingpt.snapshot.lineage import NOTE, HotBase, NewestDurable, overtaken, set_overtaken_aside, stale_steps
 from mingpt.snapshot.store import Store
+from mingpt.tiers import hot
+from mingpt.tiers.rewinding import rewind
 from snapshot_kit import PROVENANCE, read_newest, save, state_of
 from told import Told
 from verb_kit import mingpt

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from mingpt.errors import UserError
-from mingpt.snapshot import hot
 from mingpt.snapshot.staging import block_of, in_one_block
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.tiers import hot
 from snapshot_kit import ALONE, PROVENANCE
 
 

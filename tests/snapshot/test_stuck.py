@@ -15,10 +15,10 @@ import pytest
 
 from hook_kit import hook
 from mingpt.errors import CRASHED, FINISHED
-from mingpt.snapshot import checkpointer
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
+from mingpt.tiers import checkpointer
 from mingpt.train.attempt import attempt
 from mingpt.world.env import Env
 from mingpt.world.lifetime import Lifetime, Phase
@@ -85,7 +85,7 @@ def test_a_process_whose_write_never_returns_ends(new_run: NewRun) -> None:
     program = f"""
 import sys, threading
 from mingpt.cli.cli import main
-from mingpt.snapshot import checkpointer
+from mingpt.tiers import checkpointer
 from mingpt.snapshot.store import Store
 plain, checkpointer.SPARE_SECONDS = Store.write_part, 1
 Store.write_part = lambda self, step, *part: threading.Event().wait() if step >= 8 else plain(self, step, *part)

@@ -13,10 +13,10 @@ from mingpt.files import localfile
 from mingpt.files.folder import Folder
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.attempts import Attempt, records
-from mingpt.snapshot.hot import run_id
 from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
+from mingpt.tiers.hot import run_id
 from snapshot_kit import equal, read_newest, save, state_of
 from store_kit import BUCKET, Stores
 

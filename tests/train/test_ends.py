@@ -19,11 +19,11 @@ from mingpt.compute.stats import Flags
 from mingpt.config.schema import WorldConfig
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR, SnapshotFailed
 from mingpt.snapshot import writer as writer_module
-from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.tiers.checkpointer import Checkpointer
 from mingpt.train.attempt import attempt
 from mingpt.world.joining import join
 from node_kit import wait_until

@@ -28,10 +28,10 @@ from mingpt.observe.events import (
     Observers,
     StepDone,
 )
-from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.tiers import Tiers
+from mingpt.tiers.checkpointer import Checkpointer
+from mingpt.tiers.tiers import Tiers
 from mingpt.train import loop, running, setup
 from mingpt.train.claiming import claim_attempt
 from mingpt.train.factory import FixedBuffers, build

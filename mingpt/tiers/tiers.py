@@ -9,13 +9,14 @@ from typing import Any
 
 from mingpt.config.schema import Config
 from mingpt.errors import Damaged, Unreadable, UserError
-from mingpt.snapshot import attempts, hot
+from mingpt.snapshot import attempts
 from mingpt.snapshot.elsewhere import read_marker
-from mingpt.snapshot.home import Home
 from mingpt.snapshot.lineage import NewestDurable, set_overtaken_aside, stale_steps
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.restore import Restored, Take, restore
 from mingpt.snapshot.store import Store
+from mingpt.tiers import hot
+from mingpt.tiers.home import Home
 from mingpt.world.world import World
 
 

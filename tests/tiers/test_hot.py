@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mingpt.errors import UserError
-from mingpt.snapshot import hot
 from mingpt.snapshot.format import MANIFEST
+from mingpt.tiers import hot
 from node_kit import Node, free_port, needs_mount, wait_until
 from run_kit import NewRun, Run
 from snapshot_kit import save

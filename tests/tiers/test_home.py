@@ -12,7 +12,7 @@ import pytest
 from config_kit import configured
 from mingpt.errors import TransientError, UserError
 from mingpt.snapshot.elsewhere import Marker
-from mingpt.snapshot.home import Held, Home, HomeSearch, Sighting, Trouble, choose
+from mingpt.tiers.home import Held, Home, HomeSearch, Sighting, Trouble, choose
 
 X, Y = "a" * 32, "b" * 32  # runs
 

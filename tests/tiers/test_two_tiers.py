@@ -15,12 +15,12 @@ from torch import Tensor
 from config_kit import configured
 from mingpt.config.schema import Config
 from mingpt.snapshot.attempts import Attempt, RunRecord
-from mingpt.snapshot.checkpointer import Checkpointer
 from mingpt.snapshot.format import Manifest, Metrics
 from mingpt.snapshot.lineage import HotBase
 from mingpt.snapshot.restore import Put, Restored
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.tiers import Tiers, newest
+from mingpt.tiers.checkpointer import Checkpointer
+from mingpt.tiers.tiers import Tiers, newest
 from snapshot_kit import ALONE, PROVENANCE, save, state_of
 
 

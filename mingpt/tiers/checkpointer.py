@@ -9,15 +9,15 @@ from mingpt.compute.stats import Flags
 from mingpt.config.schema import Config
 from mingpt.errors import SnapshotFailed, TransientError, UserError
 from mingpt.files.storage import limit_seconds
-from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.elsewhere import Marker, remove_marker
 from mingpt.snapshot.format import Metrics, SharedState
 from mingpt.snapshot.lineage import HotBase
 from mingpt.snapshot.restore import Restored
 from mingpt.snapshot.retention import Retention
-from mingpt.snapshot.tiers import Tiers
 from mingpt.snapshot.writer import SnapshotWriter
+from mingpt.tiers import hot
+from mingpt.tiers.tiers import Tiers
 from mingpt.world import network
 from mingpt.world.world import World
 

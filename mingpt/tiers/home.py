@@ -21,10 +21,10 @@ from mingpt.cli.console import printable
 from mingpt.config.schema import Config
 from mingpt.errors import TransientError, UserError
 from mingpt.files.folder import Folder
-from mingpt.snapshot import hot
 from mingpt.snapshot.attempts import make_run_dir, newest_number
 from mingpt.snapshot.elsewhere import Marker, read_marker
 from mingpt.snapshot.store import PROBE, Store
+from mingpt.tiers import hot
 from mingpt.world.attempt_store import Gather
 from mingpt.world.env import Env
 

@@ -14,10 +14,11 @@ from mingpt.observe.ledger import kept_until
 from mingpt.report.reading import Run
 from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.format import MANIFEST
-from mingpt.snapshot.lineage import overtaken, rewind, undo
+from mingpt.snapshot.lineage import overtaken
 from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
+from mingpt.tiers.rewinding import rewind, undo
 from report_kit import Made
 from snapshot_kit import PROVENANCE, save, state_of
 from verb_kit import mingpt
