@@ -28,6 +28,7 @@ ROOMS = (
     "observe",
     "history",
     "train",
+    "replay",
     "launch",
     "selftest",
     "preflight",
