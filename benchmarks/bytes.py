@@ -10,13 +10,13 @@ import statistics
 
 import torch
 
+from mingpt.commands.footprint import without_memory
 from mingpt.compose.compose import configure
 from mingpt.compute.buckets import make_buckets
 from mingpt.compute.exchange import pack, subtrees_by_rank
 from mingpt.compute.rules import trainable
 from mingpt.model.language import LanguageModel
 from mingpt.train.factory import build
-from mingpt.train.footprint import without_memory
 from mingpt.world.world import World
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from mingpt.commands.footprint import footprint, look_at, without_memory
 from mingpt.compose.compose import configure
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
 from mingpt.compute.exchange import pack, subtrees_by_rank
@@ -21,7 +22,6 @@ from mingpt.compute.rules import trainable
 from mingpt.compute.tree import whole_subtrees
 from mingpt.model.language import LanguageModel
 from mingpt.train.factory import build
-from mingpt.train.footprint import footprint, look_at, without_memory
 from mingpt.world.world import World
 from sharded_weights import BUCKET_BYTES as SMALL_BUCKETS
 from sharded_weights import IN_FLIGHT, SETTINGS

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mingpt.commands.footprint import Living
 from mingpt.compose.compose import configure
 from mingpt.compute.buckets import Bucket, Slot, make_buckets
 from mingpt.compute.exchange import WeightGather
@@ -35,7 +36,6 @@ from mingpt.snapshot.format import SharedState, TensorInfo, digest_of, encode_pa
 from mingpt.snapshot.staging import Staging
 from mingpt.train.context import StepContext
 from mingpt.train.factory import build
-from mingpt.train.footprint import Living
 from mingpt.train.setup import context_of, place_model
 from mingpt.train.step import train_step
 from mingpt.world.joining import join

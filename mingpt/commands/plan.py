@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mingpt.cli.console import say, say_json
+from mingpt.commands.footprint import Footprint, ModelSizes, changed, footprint, look_at
 from mingpt.compose import compose
 from mingpt.compute.batches import position
 from mingpt.config.checks import alone, impossible
@@ -19,7 +20,6 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token
 from mingpt.train.factory import why_no_graph
-from mingpt.train.footprint import Footprint, ModelSizes, changed, footprint, look_at
 
 GB = 10**9
 MFU = 0.4  # of the GPUs' peak, for the time that a run takes: what large models reach

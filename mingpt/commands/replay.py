@@ -12,9 +12,9 @@ from mingpt.commands.samples import shown_sample
 from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
 from mingpt.model.language import LanguageModel
+from mingpt.replay.closeup import clip_factor, layers, look
+from mingpt.replay.replaying import AS_IT_WAS, Again, Change, Replay, replay
 from mingpt.snapshot.reader import split_url
-from mingpt.train.closeup import clip_factor, layers, look
-from mingpt.train.replaying import AS_IT_WAS, Again, Change, Replay, replay
 
 Shown = dict[str, Any]
 LONGEST = 100  # characters of a sample in a line

@@ -6,13 +6,13 @@ from mingpt.cli.command import Unfit
 from mingpt.cli.console import printable, say
 from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
+from mingpt.replay.replaying import Again, Replay, replay
 from mingpt.snapshot.attempts import NO_END
 from mingpt.snapshot.format import Manifest, Metrics
 from mingpt.snapshot.reader import manifest_or_none, run_dir_of
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.store import SNAPSHOTS, Store
 from mingpt.snapshot.writer import SnapshotWriter
-from mingpt.train.replaying import Again, Replay, replay
 
 
 def store(options: Namespace) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from mingpt.cli.console import shortened
 from mingpt.data.vocabulary import TextVocabulary, Vocabulary
-from mingpt.train.closeup import Sample
+from mingpt.replay.closeup import Sample
 
 MOST = 500  # characters of a sample
 

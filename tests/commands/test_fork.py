@@ -14,12 +14,12 @@ from branch_kit import go_on
 from mingpt.commands import fork as forking
 from mingpt.history.history import History
 from mingpt.observe.trace import read_trace
+from mingpt.replay.replaying import replay
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.store import Store
 from mingpt.tiers.hot import find_run_id
-from mingpt.train.replaying import replay
 from told import Told
 from verb_kit import mingpt, store, verified
 

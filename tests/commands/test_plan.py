@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from config_kit import configured
+from mingpt.commands.footprint import CONSTANT_GPU, look_at
 from mingpt.commands.plan import CURES, host_seconds
 from mingpt.observe.ledger import duration
-from mingpt.train.footprint import CONSTANT_GPU, look_at
 from paths_kit import ROOT
 from told import Told
 from verb_kit import mingpt

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from config_kit import configured
+from mingpt.commands.footprint import Living
 from mingpt.compute.buckets import Sliced, make_buckets
 from mingpt.compute.reduction import ExactReduction
 from mingpt.compute.tree import shares
 from mingpt.snapshot import staging
-from mingpt.train.footprint import Living
 from mingpt.world.world import World
 from snapshot_kit import ALONE
 from update_kit import on_meta, update_of

@@ -11,10 +11,10 @@ from config_kit import configured, problems
 from mingpt.compute.numerics import fingerprint
 from mingpt.config.schema import OwnOptimizer, Schedule
 from mingpt.errors import FINISHED, USER_ERROR, UserError
+from mingpt.replay.replaying import replay
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
-from mingpt.train.replaying import replay
 from mingpt.world.lifetime import Lifetime
 from paths_kit import ROOT
 from replay_kit import settings_of

@@ -23,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mingpt.commands.footprint import footprint, look_at
 from mingpt.compose.compose import configure
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.numerics import autocast_for
@@ -31,7 +32,6 @@ from mingpt.config.schema import Config
 from mingpt.train.context import StepContext, make_context
 from mingpt.train.factory import build, prepare
 from mingpt.train.figures import DelayedRead
-from mingpt.train.footprint import footprint, look_at
 from mingpt.train.graphs import RECORDERS, Graphs, MicrobatchGraph
 from mingpt.train.step import train_step
 from mingpt.world.world import World

@@ -11,9 +11,9 @@ import pytest
 from image_kit import write_idx
 from mingpt.compute.buckets import BUCKET_BYTES
 from mingpt.history.history import read_metrics
+from mingpt.replay.replaying import replay
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from mingpt.train.replaying import replay
 from poison_kit import GUARDED, POISONED, poison
 from replay_kit import data_of
 from web_kit import served

@@ -30,6 +30,7 @@ ROOMS = (
     "observe",
     "history",
     "train",
+    "replay",
     "launch",
     "selftest",
     "preflight",

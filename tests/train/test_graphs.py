@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from graph_kit import COPY, Recorded, Refused, graphs_on_cpu
 from mingpt.errors import STOPPED
+from mingpt.replay.replaying import replay
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
-from mingpt.train.replaying import replay
 from own_kit import Linear
 from poison_kit import GUARDED, POISONED, poison
 from replay_kit import Asked, data_of, settings_of, train_here

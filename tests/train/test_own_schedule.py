@@ -13,10 +13,10 @@ from mingpt.cli import cli
 from mingpt.compose.stored import replay_config
 from mingpt.errors import UserError
 from mingpt.history.history import read_metrics
+from mingpt.replay.replaying import replay
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.store import Store
 from mingpt.train import resume
-from mingpt.train.replaying import replay
 from paths_kit import ROOT
 from replay_kit import train_here
 from snapshot_kit import ALONE, PROVENANCE

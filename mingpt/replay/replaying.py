@@ -22,8 +22,8 @@ from mingpt.data.source import Source
 from mingpt.errors import Damaged, Unreadable, UserError
 from mingpt.history.history import Bits, History, Stretch
 from mingpt.model.language import LanguageModel
+from mingpt.replay.bench import Bench, Saved
 from mingpt.snapshot.reader import read
-from mingpt.train.bench import Bench, Saved
 from mingpt.train.figures import Figures
 from mingpt.weights.reading import start_from
 from mingpt.world.env import Env

@@ -7,9 +7,9 @@ import pytest
 
 from mingpt.errors import CRASHED, FINISHED, UserError
 from mingpt.history.history import Bits, History
+from mingpt.replay.closeup import layers, look
+from mingpt.replay.replaying import Again, Change, replay
 from mingpt.train.attempt import attempt
-from mingpt.train.closeup import layers, look
-from mingpt.train.replaying import Again, Change, replay
 from mingpt.world.lifetime import Lifetime
 from poison_kit import POISONED, poison
 from replay_kit import RANDOM, data_of, files_of, train_here

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mingpt.model.language import IGNORE, LanguageModel
-from mingpt.train.bench import Bench
+from mingpt.replay.bench import Bench
 from mingpt.train.figures import Figures
 
 LAYER = re.compile(r"(.*?\.\d+)\..+")
