@@ -16,9 +16,9 @@ from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.lineage import NOTE, HotBase, NewestDurable, overtaken, rewind, set_overtaken_aside, stale_steps
 from mingpt.snapshot.store import Store
-from snapshot_kit import PROVENANCE, read_newest, save, state_of
-from told import Told
-from verb_kit import mingpt
+from tests.kits.snapshot_kit import PROVENANCE, read_newest, save, state_of
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt
 
 
 def of(attempt: int, lr: float = 0.1) -> dict[str, Any]:
