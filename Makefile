@@ -108,7 +108,7 @@ lint: $(INSTALLED) ## ruff, mypy, shellcheck and yamllint
 	$(BIN)/yamllint --strict recipes configs
 
 crash-campaign: $(INSTALLED) ## kill training and its store N times (N=200 SEED=1), compare the digests
-	$(BIN)/python tests/kits/crash_campaign.py --kills $(N) --seed $(SEED)
+	$(BIN)/python -m tests.kits.crash_campaign --kills $(N) --seed $(SEED)
 
 bench: $(INSTALLED) ## run every benchmark; each prints JSON
 	$(BIN)/python -m mingpt.data.fetch shakespeare

@@ -13,9 +13,9 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
-from run_kit import Run
-from store_kit import Stores, forget_clients
-from told import Told
+from tests.kits.run_kit import Run
+from tests.kits.store_kit import Stores, forget_clients
+from tests.kits.told import Told
 
 # While the tests are imported, nothing is garbage: 14 CPU seconds in place of 24, in each of the processes that test.
 gc.disable()
@@ -97,8 +97,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path) -> Path:
     """The directory of a run of twelve steps, with snapshots at 4, 8 and 12. To be copied, not changed."""
-    from branch_kit import train  # torch, which few tests need in this process
     from mingpt.tiers.hot import run_id
+    from tests.kits.branch_kit import (
+        train,  # torch, which few tests need in this process  # torch, which few tests need in this process
+    )
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     train(folder, text, cache)
@@ -133,7 +135,7 @@ def train(tmp_path: Path, outlived: None) -> Callable[..., int]:
     """Trains a run with bad steps in tmp_path/run, in this process, with these overrides; returns the exit code."""
     from mingpt.train.attempt import attempt
     from mingpt.world.lifetime import Lifetime
-    from poison_kit import POISONED
+    from tests.kits.poison_kit import POISONED
 
     return lambda *overrides: attempt([*POISONED, f"run.dir={tmp_path}/run", *overrides], Lifetime())
 

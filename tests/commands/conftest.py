@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from snapshot_kit import save
-from verb_kit import store
+from tests.kits.snapshot_kit import save
+from tests.kits.verb_kit import store
 
 
 @pytest.fixture(autouse=True)

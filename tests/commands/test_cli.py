@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from bpe_kit import write_gpt2
 from mingpt import TORCH
 from mingpt.cli import console
 from mingpt.cli.cli import about, run, verb_of, warn_of_newer_torch
 from mingpt.cli.command import code_of
 from mingpt.cli.parsers import GROUPS, VERBS, parse
 from mingpt.compose.commandline import CommandLine
-from paths_kit import ROOT
-from verb_kit import mingpt
+from tests.kits.bpe_kit import write_gpt2
+from tests.kits.paths_kit import ROOT
+from tests.kits.verb_kit import mingpt
 
 Captured = pytest.CaptureFixture[str]
 Ended = Callable[[str], int]

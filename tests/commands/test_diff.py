@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from branch_kit import train
 from mingpt.report.parting import measured
 from mingpt.train import loop
 from mingpt.train.step import train_step
-from replay_kit import files_of
-from rewriting_kit import rewrite
-from run_kit import Run
-from told import Told
-from verb_kit import mingpt, store
+from tests.kits.branch_kit import train
+from tests.kits.replay_kit import files_of
+from tests.kits.rewriting_kit import rewrite
+from tests.kits.run_kit import Run
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt, store
 
 pytestmark = pytest.mark.usefixtures("base")
 WEIGHT = "transformer.h.1.mlp.c_fc.weight"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mingpt.snapshot.elsewhere import Marker
-from told import Told
-from verb_kit import mingpt
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt
 
 VERBS = (
     "log runs/x", "report runs/x", "diff runs/x runs/x", "replay runs/x@3", "fork runs/x runs/y", "evaluate runs/x",

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from branch_kit import train
 from mingpt.history.history import read_metrics
 from mingpt.snapshot.format import Metrics
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.writer import SnapshotWriter
-from paths_kit import ROOT
-from run_kit import TIME_LIMIT
-from snapshot_kit import ALONE, PROVENANCE, save
-from told import Told
-from verb_kit import mingpt, store
+from tests.kits.branch_kit import train
+from tests.kits.paths_kit import ROOT
+from tests.kits.run_kit import TIME_LIMIT
+from tests.kits.snapshot_kit import ALONE, PROVENANCE, save
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt, store
 
 CACHE = "data.cache_dir=made"
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from config_kit import configured
 from mingpt.commands.footprint import changed, footprint, look_at
 from mingpt.train.factory import build
+from tests.kits.config_kit import configured
 
 SHAPE = ("model=gpt2", "model.n_layer=3", "model.n_head=2", "model.n_embd=64", "model.block_size=64", "data=random")
 BATCH = ("data.vocabulary=1000", "batch.micro_size=4", "batch.global_size=32", "snapshot.hot_every_steps=0")

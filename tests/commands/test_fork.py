@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from branch_kit import go_on
 from mingpt.commands import fork as forking
 from mingpt.history.history import History
 from mingpt.observe.trace import read_trace
@@ -20,8 +19,9 @@ from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.manifest import encode_manifest
 from mingpt.snapshot.store import Store
 from mingpt.tiers.hot import find_run_id
-from told import Told
-from verb_kit import mingpt, store, verified
+from tests.kits.branch_kit import go_on
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt, store, verified
 
 pytestmark = pytest.mark.usefixtures("base")
 FORK = "fork --trust base@8 new"

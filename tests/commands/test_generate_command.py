@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import bpe_kit
 from mingpt.cli import cli
 from mingpt.cli.console import escaped
 from mingpt.commands.generate import BETWEEN, Text, prompts_of
@@ -18,9 +17,10 @@ from mingpt.config.models import GPTModel
 from mingpt.data.vocabulary import Bytes
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.sampling import generate as continue_tokens
-from snapshot_kit import PROVENANCE, save, state_of
-from told import Told
-from verb_kit import mingpt, store
+from tests.kits import bpe_kit
+from tests.kits.snapshot_kit import PROVENANCE, save, state_of
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt, store
 
 SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}
 VOCABULARY = "\n abcdé"

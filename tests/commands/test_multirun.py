@@ -16,9 +16,9 @@ from mingpt.cli import cli
 from mingpt.commands import multirun
 from mingpt.compose.resolvers import name_of
 from mingpt.history.history import History
-from node_kit import wait_until
-from paths_kit import ROOT, ran
-from told import Told
+from tests.kits.node_kit import wait_until
+from tests.kits.paths_kit import ROOT, ran
+from tests.kits.told import Told
 
 WAIT = 600.0  # seconds for what a process is to do: a limit for hangs
 # What a launch writes of a run. SAYS: by the run's name, what it is to do: an exit code, or `hold` (until it is asked

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from config_kit import configured
 from mingpt.commands.footprint import CONSTANT_GPU, look_at
 from mingpt.commands.plan import CURES, host_seconds
 from mingpt.observe.ledger import duration
-from paths_kit import ROOT
-from told import Told
-from verb_kit import mingpt
+from tests.kits.config_kit import configured
+from tests.kits.paths_kit import ROOT
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt
 
 
 def planned(words: str, fits: bool = True) -> Any:
@@ -120,7 +120,7 @@ def test_without_gpus_it_is_a_plan_for_cpus() -> None:
     "arguments",
     [
         "--gpus L4:none", "--gpus L4:2 --processes 3", "--num-nodes 0", "--processes 64 batch.global_size=16",
-        "batch.micro_sise=2", "model._target_=own_kit.Linear data._target_=examples.classifier.rows",
+        "batch.micro_sise=2", "model._target_=tests.kits.own_kit.Linear data._target_=examples.classifier.rows",
     ],
 )  # fmt: skip
 def test_mistakes(arguments: str, told: Told) -> None:

@@ -11,11 +11,11 @@ import torch
 from mingpt.observe.trace import RECORD
 from mingpt.report.reading import Run
 from mingpt.snapshot.format import State
-from replay_kit import data_of, files_of, train_here
-from rewriting_kit import rewrite
-from snapshot_kit import save
-from told import Told
-from verb_kit import mingpt, store, verified
+from tests.kits.replay_kit import data_of, files_of, train_here
+from tests.kits.rewriting_kit import rewrite
+from tests.kits.snapshot_kit import save
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt, store, verified
 
 Made = tuple[Path, str]
 

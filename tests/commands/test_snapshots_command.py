@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mingpt.commands.loading import find_manifest
-from snapshot_kit import PROVENANCE, contents, save, signed
-from told import Told
-from verb_kit import mingpt, store, verified
+from tests.kits.snapshot_kit import PROVENANCE, contents, save, signed
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt, store, verified
 
 pytestmark = pytest.mark.usefixtures("run")
 LOOKING = "verify", "digest", "show"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from config_kit import configured, problems
 from mingpt.cli.parsers import parse
 from mingpt.compose import compose
 from mingpt.launch.torchrun import Torchrun
+from tests.kits.config_kit import configured, problems
 
 MINE = "# @package _global_\n# My run\nrun:\n  name: mine\nmodel:\n  n_layer: 2\n"
 FILES = {

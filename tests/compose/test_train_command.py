@@ -13,7 +13,7 @@ from mingpt.compose.commandline import CommandLine
 from mingpt.compose.help import help_text
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
-from told import Told
+from tests.kits.told import Told
 
 
 @pytest.mark.usefixtures("logging_as_before")

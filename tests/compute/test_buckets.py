@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mingpt.compute.buckets import CHUNK, START, make_buckets
-from snapshot_kit import ALONE
+from tests.kits.snapshot_kit import ALONE
 
 
 @pytest.mark.parametrize("size", range(1, 9))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from config_kit import configured
 from mingpt.compute.compiler import FOLDER, keep_code
-from run_kit import TINY, train
-from told import Told
+from tests.kits.config_kit import configured
+from tests.kits.run_kit import TINY, train
+from tests.kits.told import Told
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:

@@ -11,7 +11,7 @@ from mingpt.compute.exchange import hops
 from mingpt.compute.tree import shares, tree_sum, tree_sum_of, whole_subtrees
 from mingpt.world.joining import _each
 from mingpt.world.world import World
-from snapshot_kit import ALONE
+from tests.kits.snapshot_kit import ALONE
 
 
 def world_of(nodes: int, each: int, rank: int) -> World:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from config_kit import configured, problems
 from mingpt.compute import numerics
 from mingpt.compute.numerics import pin
 from mingpt.errors import UserError
+from tests.kits.config_kit import configured, problems
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 FA3 = ("train.attention=fa3", "precision=bf16", "model.dropout=0")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from config_kit import configured
 from mingpt.compute.buckets import Bucket, make_buckets
 from mingpt.compute.exchange import pack
 from mingpt.config.keys import KINDS
@@ -15,7 +14,8 @@ from mingpt.data.opening import open_data
 from mingpt.model.language import LanguageModel
 from mingpt.train.factory import build
 from mingpt.train.setup import context_of
-from snapshot_kit import ALONE
+from tests.kits.config_kit import configured
+from tests.kits.snapshot_kit import ALONE
 
 BF16, FP16 = torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.float16)
 
@@ -50,7 +50,9 @@ def test_each_process_has_its_own_slice_whole_and_of_others_what_it_reads(size: 
         assert packing.length == 2 * rounded + 4 * biases
 
 
-@pytest.mark.parametrize(("model", "packed"), [("model=gpt-nano", True), ("model._target_=own_kit.derived", False)])
+@pytest.mark.parametrize(
+    ("model", "packed"), [("model=gpt-nano", True), ("model._target_=tests.kits.own_kit.derived", False)]
+)
 def test_a_users_class_over_ours_is_not_rounded(model: str, packed: bool) -> None:
     """It may read its matrices in float32, or share them between layers."""
     config = configured(model, "model.block_size=4", "data=random", "precision=bf16", "batch.micro_size=1")

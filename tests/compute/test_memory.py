@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from config_kit import configured
 from mingpt.commands.footprint import Living
 from mingpt.compute.buckets import Sliced, make_buckets
 from mingpt.compute.reduction import ExactReduction
 from mingpt.compute.tree import shares
 from mingpt.snapshot import staging
 from mingpt.world.world import World
-from snapshot_kit import ALONE
-from update_kit import on_meta, update_of
+from tests.kits.config_kit import configured
+from tests.kits.snapshot_kit import ALONE
+from tests.kits.update_kit import on_meta, update_of
 
 LAYERS, WIDTH, MICROBATCHES = 32, 64, 4
 BUCKET = 8 * WIDTH * WIDTH * 4  # eight matrices: four buckets in all

@@ -10,7 +10,7 @@ from mingpt.config.models import ModernModel
 from mingpt.config.schema import Optimizer, Schedule
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.modern import Modern, ModernConfig
-from update_kit import state_of, sums_of, update_of
+from tests.kits.update_kit import state_of, sums_of, update_of
 
 
 def gradient(shape: tuple[int, int], step: int) -> torch.Tensor:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from config_kit import configured
 from mingpt.compute.batches import BatchPlan, derive
 from mingpt.compute.numerics import NUMERICS, changes, cpu_vendor, fingerprint, probe
 from mingpt.compute.optimizer import schedule_factor, sums_of_squares
@@ -18,7 +17,8 @@ from mingpt.compute.tree import tree_sum_of
 from mingpt.config.imports import imported_sha256
 from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.train.factory import build
-from update_kit import sums_of, update_of
+from tests.kits.config_kit import configured
+from tests.kits.update_kit import sums_of, update_of
 
 CPU = torch.device("cpu")
 RAISE = "this package computes other bits than before: raise numerics.NUMERICS, and add a row with these values"

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from config_kit import configured
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.reduction import ExactReduction
 from mingpt.train.context import make_context
@@ -16,8 +15,9 @@ from mingpt.train.factory import build
 from mingpt.train.graphs import RECORDERS, Graphs, MicrobatchGraph
 from mingpt.train.step import train_step
 from mingpt.world.world import World, share
-from snapshot_kit import ALONE
-from update_kit import on_meta, update_of
+from tests.kits.config_kit import configured
+from tests.kits.snapshot_kit import ALONE
+from tests.kits.update_kit import on_meta, update_of
 
 MICROBATCHES = 512
 

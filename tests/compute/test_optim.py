@@ -11,7 +11,7 @@ from mingpt.compute import optimizer as optim
 from mingpt.compute.guard import MOST_RANGES
 from mingpt.compute.optimizer import Update, schedule_factor
 from mingpt.config.schema import Optimizer, OwnOptimizer, Schedule
-from update_kit import state_of, sums_of, update_of
+from tests.kits.update_kit import state_of, sums_of, update_of
 
 ADAMW, MUON = Optimizer(lr=0.01), Optimizer(name="muon", lr=0.01)
 MEAN = {"ema": 0.9}

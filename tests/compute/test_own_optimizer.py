@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from config_kit import configured, problems
 from mingpt.compute.numerics import fingerprint
 from mingpt.config.schema import OwnOptimizer, Schedule
 from mingpt.errors import FINISHED, USER_ERROR, UserError
@@ -16,11 +15,12 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from paths_kit import ROOT
-from replay_kit import settings_of
-from snapshot_kit import ALONE
-from told import Told
-from update_kit import one_step, state_of, update_of
+from tests.kits.config_kit import configured, problems
+from tests.kits.paths_kit import ROOT
+from tests.kits.replay_kit import settings_of
+from tests.kits.snapshot_kit import ALONE
+from tests.kits.told import Told
+from tests.kits.update_kit import one_step, state_of, update_of
 
 LION, ADAFACTOR = (f"optimizer._target_=examples.own_optimizer.{name}" for name in ("Lion", "Adafactor"))
 
@@ -49,16 +49,19 @@ def test_lion_is_the_papers_with_the_sections_learning_rates_and_decay() -> None
 @pytest.mark.parametrize("name", ["ByNorm", "Random", "Remembers", "Summed", "Listed", "OldForm", "Forgets"])
 def test_what_can_be_exact_in_no_world_is_refused_with_the_reason(name: str, told: Told) -> None:
     with pytest.raises(UserError) as mistake:
-        update_of(nn.Linear(5, 3), made(f"own_kit.{name}"), Schedule())
+        update_of(nn.Linear(5, 3), made(f"tests.kits.own_kit.{name}"), Schedule())
     told(re.sub(r"line \d+", "line …", str(mistake.value)), ROOT)
 
 
 def test_what_needs_whole_tensors_is_taken_if_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("own_kit.ByNorm.elementwise", False)
-    update_of(nn.Linear(5, 3), made("own_kit.ByNorm"), Schedule())
+    monkeypatch.setattr("tests.kits.own_kit.ByNorm.elementwise", False)
+    update_of(nn.Linear(5, 3), made("tests.kits.own_kit.ByNorm"), Schedule())
 
 
-@pytest.mark.parametrize("given", ["own_kit.Torchs", "own_kit.Sgd optimizer.beta=3", "own_kit.Sgd optimizer=muon"])
+@pytest.mark.parametrize(
+    "given",
+    ["tests.kits.own_kit.Torchs", "tests.kits.own_kit.Sgd optimizer.beta=3", "tests.kits.own_kit.Sgd optimizer=muon"],
+)
 def test_what_is_no_optimizer_is_a_mistake_before_anything_starts(given: str, told: Told) -> None:
     told(problems(*f"optimizer._target_={given}".split()))
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from config_kit import configured, problems
 from mingpt.cli.redact import without_secrets
 from mingpt.compose.groups import config_dir
 from mingpt.compose.stored import evaluation_config
@@ -13,7 +12,8 @@ from mingpt.config.keys import KINDS, named
 from mingpt.config.schema import Config
 from mingpt.config.section import MISSING
 from mingpt.errors import UserError
-from told import Told
+from tests.kits.config_kit import configured, problems
+from tests.kits.told import Told
 
 TEXT = "data.path=text.txt"  # some options leave it open
 OWN = {"model": "model._target_=examples.classifier.Classifier", "data": "data._target_=examples.classifier.rows"}

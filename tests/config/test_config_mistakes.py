@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from config_kit import configured, problems
 from mingpt.compose import compose
 from mingpt.compose.groups import groups
 from mingpt.config.checks import no_weights
@@ -17,8 +16,9 @@ from mingpt.files.storage import FETCHED
 from mingpt.prepare.corpora import CORPORA, DATASETS
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from paths_kit import ROOT
-from told import Told
+from tests.kits.config_kit import configured, problems
+from tests.kits.paths_kit import ROOT
+from tests.kits.told import Told
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import yaml
 from jsonschema import Draft7Validator
 
 from mingpt.config.editor import schema, text
-from paths_kit import ROOT
-from verb_kit import mingpt
+from tests.kits.paths_kit import ROOT
+from tests.kits.verb_kit import mingpt
 
 SCHEMA = ROOT / "configs/schema.json"
 WHOLE = [ROOT / "configs/train.yaml", *sorted((ROOT / "configs/experiment").glob("*.yaml"))]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from pydantic import Field
 
-from config_kit import configured
 from mingpt.compose import compose
 from mingpt.config.datasets import MixData, TextComponent
 from mingpt.config.keys import KINDS
@@ -17,6 +16,7 @@ from mingpt.data.opening import open_data
 from mingpt.errors import UserError
 from mingpt.model.building import build_model
 from mingpt.model.language import LanguageModel
+from tests.kits.config_kit import configured
 
 
 class CountdownData(Data):

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bpe_kit
 from mingpt.cli import cli
 from mingpt.config.datasets import TextData
 from mingpt.data import bpe
@@ -18,7 +17,8 @@ from mingpt.data.opening import open_data
 from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
 from mingpt.errors import UserError
 from mingpt.weights.tokenizer import tokenizer_files
-from paths_kit import ROOT
+from tests.kits import bpe_kit
+from tests.kits.paths_kit import ROOT
 
 SENTENCES = [
     "the king!",

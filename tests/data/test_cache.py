@@ -12,9 +12,9 @@ from mingpt.config.datasets import ShardsData, TextData
 from mingpt.data.shards import open_shards
 from mingpt.data.source import Source
 from mingpt.data.text import open_text
-from paths_kit import ran
-from prepare_kit import prepared, some_texts, write_jsonl
-from web_kit import served
+from tests.kits.paths_kit import ran
+from tests.kits.prepare_kit import prepared, some_texts, write_jsonl
+from tests.kits.web_kit import served
 
 
 def text(folder: Path) -> Source:

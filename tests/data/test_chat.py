@@ -12,7 +12,7 @@ from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes, TextVocabulary
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
-from told import Told
+from tests.kits.told import Told
 
 ASKED = [{"prompt": f"{n}+1", "answer": f"{n + 1}"} for n in range(10)]  # each 26 characters
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paths_kit import ran
+from tests.kits.paths_kit import ran
 
 # In a process of its own: what the code takes beyond its imports.
 MEASURE = """

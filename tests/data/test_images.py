@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from examples.images import files
-from image_kit import cifar_files, write_archive, write_idx
 from mingpt.errors import UserError
+from tests.kits.image_kit import cifar_files, write_archive, write_idx
 
 TINY = ("model.side=8", "model.width=4", "model.stages=1", "batch.global_size=8", "batch.micro_size=4")
 

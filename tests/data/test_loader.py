@@ -18,7 +18,7 @@ import torch
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.data import loader
 from mingpt.data.synthetic import RandomTokens
-from paths_kit import ran
+from tests.kits.paths_kit import ran
 
 SAMPLES, WORK = RandomTokens(7, 9, 2), RankSampler(BatchPlan(9, 1, 1, 1), range(1), 0, 9)
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from config_kit import configured, problems
 from mingpt.compose.stored import evaluation_config
 from mingpt.compute.mixture import shares
 from mingpt.config.affecting import settings
@@ -19,7 +18,8 @@ from mingpt.data.opening import open_data
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.errors import TransientError, UserError
 from mingpt.train.resume import changed
-from told import Told
+from tests.kits.config_kit import configured, problems
+from tests.kits.told import Told
 
 TWO = "data.mix={web: {path: WEB, kind: text, tokens: byte, weight: 7}, code: {path: CODE, kind: text, tokens: byte}}"
 

@@ -10,8 +10,8 @@ from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
-from replay_kit import train_here
-from verb_kit import mingpt
+from tests.kits.replay_kit import train_here
+from tests.kits.verb_kit import mingpt
 
 OURS = ("experiment=synthetic", "model.n_layer=1", "model.n_embd=16", "train.max_steps=2")
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import bpe_kit
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.config.datasets import ShardsData
 from mingpt.data.dataset import DataSet
@@ -20,9 +19,10 @@ from mingpt.data.shards import open_shards
 from mingpt.data.source import Source
 from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
 from mingpt.errors import UserError
-from prepare_kit import VOCABULARY, expected, prepared, some_texts, write_jsonl
-from told import Told
-from web_kit import served
+from tests.kits import bpe_kit
+from tests.kits.prepare_kit import VOCABULARY, expected, prepared, some_texts, write_jsonl
+from tests.kits.told import Told
+from tests.kits.web_kit import served
 
 TEXTS = some_texts(20)
 TRAIN, VALIDATION = (expected(TEXTS, 0.1, split) for split in ("train", "validation"))

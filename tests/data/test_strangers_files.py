@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import bpe_kit
 from mingpt.config.datasets import ShardsData
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.shards import open_shards
@@ -17,8 +16,9 @@ from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
 from mingpt.weights.fitting import form_of
 from mingpt.weights.reading import read_weights
-from prepare_kit import prepared, some_texts, write_jsonl
-from weights_kit import WORDS, ours, saved
+from tests.kits import bpe_kit
+from tests.kits.prepare_kit import prepared, some_texts, write_jsonl
+from tests.kits.weights_kit import WORDS, ours, saved
 
 
 def prepared_shards(folder: Path) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-import bpe_kit
-from config_kit import configured, problems
 from mingpt.config.datasets import ChatData
 from mingpt.data.bpe import BYTE_LEVEL
 from mingpt.data.chat import open_chat
@@ -19,8 +17,10 @@ from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.train.resume import changed
 from mingpt.weights.writing import folder_of, write_folder
-from told import Told
-from weights_kit import ours
+from tests.kits import bpe_kit
+from tests.kits.config_kit import configured, problems
+from tests.kits.told import Told
+from tests.kits.weights_kit import ours
 
 # White space at borders, a message that spells a special token, answers in a row, thoughts.
 IN_A_ROW = [("user", "é 漢"), ("assistant", "  lo "), ("assistant", "lon 🙂"), ("user", "User: ")]

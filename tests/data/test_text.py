@@ -13,7 +13,6 @@ import pytest
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-import bpe_kit
 from mingpt.config.datasets import TextData
 from mingpt.data import bpe
 from mingpt.data import text as text_module
@@ -22,7 +21,8 @@ from mingpt.data.source import Source
 from mingpt.data.text import open_text, smallest_type
 from mingpt.data.vocabulary import Bytes, Characters
 from mingpt.errors import TransientError, UserError
-from told import Told
+from tests.kits import bpe_kit
+from tests.kits.told import Told
 
 SENTENCE = "der Bär, größer – 漢字 🙂\n"
 MANY = "".join(map(chr, range(0x4E00, 0x4F00)))  # with those of a sentence, more characters than a byte can number

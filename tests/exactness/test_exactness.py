@@ -15,9 +15,9 @@ import pytest
 from mingpt.compute.exchange import WeightGather
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from node_kit import ask_to_stop
-from own_kit import own_run
-from run_kit import NewRun, in_forks
+from tests.kits.node_kit import ask_to_stop
+from tests.kits.own_kit import own_run
+from tests.kits.run_kit import NewRun, in_forks
 
 slow = pytest.mark.slow
 
@@ -79,5 +79,5 @@ def test_a_buffer_that_begins_to_change_is_told_before_it_is_committed(
 ) -> None:
     run = own_run(tmp_path, "LateBuffer", f"model.persistent={persistent}")
     assert attempt(run.arguments(), Lifetime()) == 64
-    assert capsys.readouterr().err.count("error: model._target_=own_kit.LateBuffer") == 1
+    assert capsys.readouterr().err.count("error: model._target_=tests.kits.own_kit.LateBuffer") == 1
     assert run.store.steps() == []  # it changes in the fourth step, which has the first snapshot

@@ -7,7 +7,7 @@ import pytest
 from mingpt.cli import cli
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from replay_kit import train_here
+from tests.kits.replay_kit import train_here
 
 Captured = pytest.CaptureFixture[str]
 MODERN = (

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from disk_kit import OPENED, RUN, SHAPE, Ended, Machine, Nodes, machines, train
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.tiers.hot import find_run_id
-from node_kit import needs_mount
-from run_kit import NewRun, Run
-from snapshot_kit import files
-from verb_kit import mingpt
+from tests.kits.disk_kit import OPENED, RUN, SHAPE, Ended, Machine, Nodes, machines, train
+from tests.kits.node_kit import needs_mount
+from tests.kits.run_kit import NewRun, Run
+from tests.kits.snapshot_kit import files
+from tests.kits.verb_kit import mingpt
 
 pytestmark = [pytest.mark.slow, needs_mount]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from disk_kit import RUN, Ended, Machine, machines, train
-from node_kit import needs_mount
-from run_kit import Run
+from tests.kits.disk_kit import RUN, Ended, Machine, machines, train
+from tests.kits.node_kit import needs_mount
+from tests.kits.run_kit import Run
 
 pytestmark = [pytest.mark.slow, needs_mount]
 SHORT = ("train.max_steps=12", "world.timeout_seconds=60", "world.init_timeout_seconds=60")

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from image_kit import write_idx
 from mingpt.compute.buckets import BUCKET_BYTES
 from mingpt.history.history import read_metrics
 from mingpt.replay.replaying import replay
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from poison_kit import GUARDED, POISONED, poison
-from replay_kit import data_of
-from web_kit import served
-from weights_kit import saved
-from worlds_kit import train_in_world
+from tests.kits.image_kit import write_idx
+from tests.kits.poison_kit import GUARDED, POISONED, poison
+from tests.kits.replay_kit import data_of
+from tests.kits.web_kit import served
+from tests.kits.weights_kit import saved
+from tests.kits.worlds_kit import train_in_world
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +135,7 @@ def test_compiled(tmp_path: Path, text: Path, cache: Path) -> None:
 
 
 def test_all_data_and_models_unlike_a_gpt(tmp_path: Path) -> None:
-    runs = {name: (*ROWS, *f"model._target_=own_kit.{model}".split()) for name, model in MODELS.items()}
+    runs = {name: (*ROWS, *f"model._target_=tests.kits.own_kit.{model}".split()) for name, model in MODELS.items()}
     runs |= {f"strided {own[-4:]}": (*runs["strided"], own) for own in (LION, ADAFACTOR)}
     runs |= {"bad steps": BAD, "images": (*IMAGES, f"data.path={write_idx(tmp_path / 'images')}")}
     places = dict[str, tuple[str, ...]]()

@@ -21,10 +21,10 @@ import yaml
 
 from mingpt.cli import cli
 from mingpt.world.lifetime import STOP_SIGNALS, Lifetime
-from node_kit import Node, free_port, needs_mount
-from run_kit import TINY
-from store_kit import HIDDEN, Moto
-from told import Told
+from tests.kits.node_kit import Node, free_port, needs_mount
+from tests.kits.run_kit import TINY
+from tests.kits.store_kit import HIDDEN, Moto
+from tests.kits.told import Told
 
 ROWS = yaml.safe_load(Path(__file__).with_name("bad_input.yaml").read_text())
 

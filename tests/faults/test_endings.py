@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fault_kit import LONG, STEPS, at_step, finish, launch
 from mingpt.world.lifetime import AGAIN_SECONDS
-from node_kit import Node, free_port, listening, needs_mount, signals, wait_until
-from recipe_kit import HEAD, OTHER, sky_variables
-from run_kit import NewRun, Run
+from tests.kits.fault_kit import LONG, STEPS, at_step, finish, launch
+from tests.kits.node_kit import Node, free_port, listening, needs_mount, signals, wait_until
+from tests.kits.recipe_kit import HEAD, OTHER, sky_variables
+from tests.kits.run_kit import NewRun, Run
 
 pytestmark = pytest.mark.slow
 

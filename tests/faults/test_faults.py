@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from fault_kit import LAUNCHERS, LONG, STEPS, Cluster
-from node_kit import ask_to_stop
-from run_kit import NewRun
+from tests.kits.fault_kit import LAUNCHERS, LONG, STEPS, Cluster
+from tests.kits.node_kit import ask_to_stop
+from tests.kits.run_kit import NewRun
 
 pytestmark = pytest.mark.slow
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fault_kit import LONG, at_step, finish, launch
 from mingpt.observe.ledger import accounts
-from node_kit import Node
-from own_kit import own_run
-from paths_kit import KITS
-from run_kit import NewRun
+from tests.kits.fault_kit import LONG, at_step, finish, launch
+from tests.kits.node_kit import Node
+from tests.kits.own_kit import own_run
+from tests.kits.paths_kit import KITS
+from tests.kits.run_kit import NewRun
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def test_a_hang_that_holds_the_interpreter_lock_ends_the_run_and_says_where(tmp_
     summary = "does not answer .*; its last known collective is"
     limits = (LIMIT, "launch.max_attempts_without_progress=1", "launch.shutdown_timeout_seconds=2")
     run = own_run(tmp_path, "Linear", *limits, "snapshot.every_steps=0", "train.eval_every=0")
-    run.code = (*run.code[:1], "data._target_=own_kit.hangs")
+    run.code = (*run.code[:1], "data._target_=tests.kits.own_kit.hangs")
     command = [sys.executable, "-m", "mingpt.launch", "--nproc-per-node=2", *run.arguments()]
     output = finish(Node(command, run.env), 70)
     [said] = re.findall("^error: the run hangs: (.*)", output, re.M)

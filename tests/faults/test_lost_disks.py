@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from disk_kit import RUN, Machine, machines, train
-from fault_kit import LAUNCHERS, LIMITS, LONG, Cluster
 from mingpt.tiers.hot import find_run_id
-from node_kit import needs_mount
-from run_kit import NewRun, Run
+from tests.kits.disk_kit import RUN, Machine, machines, train
+from tests.kits.fault_kit import LAUNCHERS, LIMITS, LONG, Cluster
+from tests.kits.node_kit import needs_mount
+from tests.kits.run_kit import NewRun, Run
 
 pytestmark = [pytest.mark.slow, needs_mount]
 

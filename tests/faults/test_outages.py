@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mingpt.history.history import read_metrics
-from node_kit import Node
-from run_kit import NewRun, Run
-from store_kit import Server, Stores
+from tests.kits.node_kit import Node
+from tests.kits.run_kit import NewRun, Run
+from tests.kits.store_kit import Server, Stores
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from fault_kit import finish, launch
 from mingpt.observe.ledger import ledger
 from mingpt.world.clock import LEAST_PAUSE, PAUSED
-from node_kit import Node, suspend, wait_until
-from run_kit import NewRun
+from tests.kits.fault_kit import finish, launch
+from tests.kits.node_kit import Node, suspend, wait_until
+from tests.kits.run_kit import NewRun
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from fault_kit import finish, launch, training
-from node_kit import Node, wait_until
-from run_kit import NewRun
+from tests.kits.fault_kit import finish, launch, training
+from tests.kits.node_kit import Node, wait_until
+from tests.kits.run_kit import NewRun
 
 pytestmark = pytest.mark.slow
 

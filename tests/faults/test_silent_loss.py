@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from fault_kit import at_step, training
-from net_kit import Net, hosts, needs_hosts
-from node_kit import Node
-from run_kit import NewRun, Run
+from tests.kits.fault_kit import at_step, training
+from tests.kits.net_kit import Net, hosts, needs_hosts
+from tests.kits.node_kit import Node
+from tests.kits.run_kit import NewRun, Run
 
 pytestmark = [needs_hosts, pytest.mark.slow]
 

@@ -1,4 +1,4 @@
-"""Makes the run directories of this folder anew: `cd tests/frozen && PYTHONPATH=../kits:../.. python make.py`.
+"""Makes the run directories of this folder anew: `cd tests/frozen && PYTHONPATH=../.. python make.py`.
 
 Four runs: resized, rewound, hot, and one in a bucket; and digests.json, with the digest of each four steps later on
 this machine. They are made anew before the first release, where NUMERICS or the format changes. After a release they
@@ -19,12 +19,12 @@ from random import Random
 
 import fsspec
 import torch
-from test_frozen import LAST, MORE, heat, machine, place  # type: ignore[import-not-found]
 
-import lockstep
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
-from store_kit import BUCKET, Moto
+from tests.frozen.test_frozen import LAST, MORE, heat, machine, place  # type: ignore[import-not-found]
+from tests.kits import lockstep
+from tests.kits.store_kit import BUCKET, Moto
 
 TINY = (
     "model.kind=gpt", "model.n_layer=1", "model.n_head=2", "model.n_embd=8", "model.block_size=8", "model.dropout=0.1",

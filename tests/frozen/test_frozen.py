@@ -19,9 +19,9 @@ from mingpt.snapshot.store import Store
 from mingpt.tiers.hot import find_run_id, folder
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from paths_kit import ROOT
-from store_kit import Stores
-from verb_kit import mingpt, store, verified
+from tests.kits.paths_kit import ROOT
+from tests.kits.store_kit import Stores
+from tests.kits.verb_kit import mingpt, store, verified
 
 FROZEN = ROOT / "tests/frozen"
 RECORDED = json.loads((FROZEN / "digests.json").read_text())

@@ -8,8 +8,8 @@ import pytest
 
 from mingpt.observe.trace import RECORD, Records
 from mingpt.report.reading import Run
-from report_kit import loss_of, three_attempts
-from verb_kit import mingpt
+from tests.kits.report_kit import loss_of, three_attempts
+from tests.kits.verb_kit import mingpt
 
 
 @pytest.fixture(autouse=True)

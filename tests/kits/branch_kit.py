@@ -5,7 +5,7 @@ from pathlib import Path
 from mingpt.errors import FINISHED
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from run_kit import TINY
+from tests.kits.run_kit import TINY
 
 
 def train(folder: Path, text: Path, cache: Path, *overrides: str) -> None:

@@ -1,4 +1,4 @@
-"""A campaign of crashes: `make crash-campaign N=200 SEED=1`, or this file with `--kills 200 --seed 1`.
+"""A campaign of crashes: `make crash-campaign N=200 SEED=1`, or `python -m tests.kits.crash_campaign --kills 200`.
 
 Runs are trained under mingpt.launch, on a disk or in a bucket, on one node, the other, or both, by a number of
 processes that changes from start to start. Meanwhile random processes, all processes of a node, the agent or the
@@ -28,13 +28,13 @@ from typing import Any
 
 import torch
 
-from crash_plan import DOUBLE, Plan
-from crash_start import Keeper, Start
-from crash_witness import Witness
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
-from paths_kit import CRASH_SITE, ROOT
-from run_kit import Run
+from tests.kits.crash_plan import DOUBLE, Plan
+from tests.kits.crash_start import Keeper, Start
+from tests.kits.crash_witness import Witness
+from tests.kits.paths_kit import CRASH_SITE, ROOT
+from tests.kits.run_kit import Run
 
 RETENTION = Retention(keep=3, keep_every=28)
 OPTIONS = (

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crash_plan import DOUBLE, SERVER
-from crash_witness import Witness, wipe
-from node_kit import Node, free_port, listening, wait_until
-from store_kit import ProxiedMoto, forget_clients
+from tests.kits.crash_plan import DOUBLE, SERVER
+from tests.kits.crash_witness import Witness, wipe
+from tests.kits.node_kit import Node, free_port, listening, wait_until
+from tests.kits.store_kit import ProxiedMoto, forget_clients
 
 if TYPE_CHECKING:
-    from crash_campaign import Campaign
+    from tests.kits.crash_campaign import Campaign
 
 KILLED, USER_ERROR, CRASHED, STOPPED = -signal.SIGKILL, 64, 70, 75
 MOST_STEPS_BETWEEN = 25  # two crashes

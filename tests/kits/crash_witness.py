@@ -9,7 +9,7 @@ from mingpt.cli import cli
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, steps_to_delete
 from mingpt.snapshot.store import Store
-from run_kit import Run
+from tests.kits.run_kit import Run
 
 
 class Witness:

@@ -34,8 +34,8 @@ from mingpt.train import loop
 from mingpt.train.context import StepContext
 from mingpt.world import joining
 from mingpt.world.world import World
-from node_kit import wait_until
-from run_kit import TIME_LIMIT, WARM, act_in_fork, train_in_fork
+from tests.kits.node_kit import wait_until
+from tests.kits.run_kit import TIME_LIMIT, WARM, act_in_fork, train_in_fork
 
 RUN = "runs/x"  # run.dir: relative, so that each machine has a folder of its own
 SHAPE = "nodes and processes on each, as rank {rank} sees them: {shape}"

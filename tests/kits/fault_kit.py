@@ -5,9 +5,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from disk_kit import Machine
-from node_kit import Node, free_port
-from run_kit import Run
+from tests.kits.disk_kit import Machine
+from tests.kits.node_kit import Node, free_port
+from tests.kits.run_kit import Run
 
 LAUNCHERS = ("torchrun static", "torchrun c10d", "mingpt.launch static", "mingpt.launch c10d")
 STEPS = 150

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
-from web_kit import Quiet, serving
+from tests.kits.web_kit import Quiet, serving
 
 SECRET = "/services/T00/hOoKsEcReT77"
 

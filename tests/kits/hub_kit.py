@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from web_kit import Quiet, serving
+from tests.kits.web_kit import Quiet, serving
 
 LIMIT = 300  # seconds that an answer is held back at most
 CONSTANTS = "huggingface_hub.constants"

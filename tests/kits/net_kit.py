@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from node_kit import wait_until
+from tests.kits.node_kit import wait_until
 
 LIMIT = 300  # seconds for `run`
 KEEPER = "cat >/dev/null"  # ends when the test process closes its pipe, or dies

@@ -19,8 +19,8 @@ from uuid import uuid4
 
 import pytest
 
-import lockstep
 from mingpt.world import standby
+from tests.kits import lockstep
 
 _given = set[int]()  # by free_port
 TIME_LIMIT = 600  # seconds for one node's command; a hang fails the test instead of the whole suite

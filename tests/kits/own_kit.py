@@ -20,7 +20,7 @@ from mingpt.data.vocabulary import Numbers
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.language import IGNORE
 from mingpt.observe.events import Event, StepDone
-from run_kit import Run
+from tests.kits.run_kit import Run
 
 CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=examples.classifier.rows")
 
@@ -223,8 +223,8 @@ class OwnRun(Run):
 
 def own_run(folder: Path, model: str, *overrides: str) -> OwnRun:
     """A run of one of the models in here on the classifier's rows."""
-    code = (f"model._target_=own_kit.{model}", "data._target_=examples.classifier.rows", "data.count=300")
-    return OwnRun(str(folder), Path(), Path(), overrides, {"PYTHONPATH": "tests/kits:."}, code)
+    code = (f"model._target_=tests.kits.own_kit.{model}", "data._target_=examples.classifier.rows", "data.count=300")
+    return OwnRun(str(folder), Path(), Path(), overrides, {"PYTHONPATH": "."}, code)
 
 
 def rows_from_anywhere(micro_size: int, **_: object) -> Source:

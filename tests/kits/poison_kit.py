@@ -12,7 +12,8 @@ from mingpt.data.source import Source
 SAMPLES, GLOBAL, MICRO, SEED = 480, 12, 2, 1
 PLAN = BatchPlan(SAMPLES, SEED, GLOBAL, MICRO)
 POISONED = (
-    "model._target_=poison_kit.Line", "data._target_=poison_kit.rows", f"batch.global_size={GLOBAL}",
+    "model._target_=tests.kits.poison_kit.Line", "data._target_=tests.kits.poison_kit.rows",
+    f"batch.global_size={GLOBAL}",
     f"batch.micro_size={MICRO}", f"seed={SEED}", "schedule.kind=constant", "schedule.warmup_steps=0",
     "train.eval_every=0", "train.log_every=1", "train.max_steps=36", "snapshot.every_steps=5",
     "snapshot.every_seconds=0", "snapshot.keep=20", "snapshot.asynchronous=false", "snapshot.hot_every_steps=0",

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import bpe_kit
 from mingpt.data import bpe
 from mingpt.data.dataset import DataSet
 from mingpt.prepare.documents import Options, is_validation
 from mingpt.prepare.prepare import prepare
 from mingpt.prepare.shardwriter import ShardWriter
+from tests.kits import bpe_kit
 
 WORDS = ["the", "king", "is", "dead", "long", "live", "woe", "größer", "漢字", "🙂", "1234", "\n", "  "]
 VOCABULARY = bpe_kit.small()

@@ -2,7 +2,7 @@
 
 import yaml
 
-from paths_kit import ROOT
+from tests.kits.paths_kit import ROOT
 
 TEACHING = ("train", "train-rdzv")  # those with plain torchrun lines
 TRAINING = (*TEACHING, "train-spot")

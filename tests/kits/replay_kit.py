@@ -5,12 +5,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import bpe_kit
 from mingpt.prepare.documents import Options
 from mingpt.prepare.prepare import prepare
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from run_kit import TINY
+from tests.kits import bpe_kit
+from tests.kits.run_kit import TINY
 
 WORDS = ("the", "king", "is", "dead", "long", "live", "queen", "and", "all")
 SMALL = ("batch.global_size=8", "train.eval_every=0", "world.device=cpu", "snapshot.keep_best=false")

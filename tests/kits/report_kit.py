@@ -9,7 +9,7 @@ import numpy as np
 
 from mingpt.observe.trace import RECORD
 from mingpt.snapshot.store import Store
-from snapshot_kit import PROVENANCE, save
+from tests.kits.snapshot_kit import PROVENANCE, save
 
 START = 1_800_000_000.0
 CONFIG: dict[str, Any] = {

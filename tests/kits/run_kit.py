@@ -17,8 +17,8 @@ from torch.distributed import TCPStore
 from mingpt.cli.cli import main
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from node_kit import Node
-from paths_kit import ROOT
+from tests.kits.node_kit import Node
+from tests.kits.paths_kit import ROOT
 
 TIME_LIMIT = 600  # seconds for one run; a hang fails the test instead of the whole suite
 

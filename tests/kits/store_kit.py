@@ -15,8 +15,8 @@ import fsspec
 import pytest
 from _pytest.mark import ParameterSet
 
-from node_kit import free_port, listening, wait_until
-from paths_kit import KITS, ROOT
+from tests.kits.node_kit import free_port, listening, wait_until
+from tests.kits.paths_kit import KITS, ROOT
 
 HIDDEN = "nobodymaysee"  # a part of each secret
 SECRET_KEY = f"secretthat{HIDDEN}00"  # Azure's keys are base64, as this is

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-from node_kit import Node
+from tests.kits.node_kit import Node
 
 
 def listeners(node: Node) -> set[tuple[str, int]]:

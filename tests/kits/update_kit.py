@@ -17,7 +17,7 @@ from mingpt.config.schema import Health, Optimizer, Schedule
 from mingpt.config.section import Own
 from mingpt.model.language import LanguageModel
 from mingpt.world.world import World
-from snapshot_kit import ALONE
+from tests.kits.snapshot_kit import ALONE
 
 
 def on_meta(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, each: int = 1) -> World:

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.language import LanguageModel
-from model_kit import vivid
+from tests.kits.model_kit import vivid
 
 WORDS = 37
 SIZES = {"vocab_size": WORDS, "n_layer": 2, "n_head": 2, "n_embd": 24}

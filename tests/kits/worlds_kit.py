@@ -6,13 +6,13 @@ from contextlib import nullcontext
 from functools import partial
 from unittest.mock import patch
 
-from graph_kit import graphs_on_cpu
 from mingpt.compute.buckets import BUCKET_BYTES, make_buckets
 from mingpt.errors import FINISHED
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from replay_kit import settings_of
-from run_kit import in_forks
+from tests.kits.graph_kit import graphs_on_cpu
+from tests.kits.replay_kit import settings_of
+from tests.kits.run_kit import in_forks
 
 
 def train_in_world(

@@ -27,8 +27,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from net_kit import Net, hosts
-from node_kit import wait_until
+from tests.kits.net_kit import Net, hosts
+from tests.kits.node_kit import wait_until
 
 SCRIPT = Path(__file__).with_name("machine.sh")
 # What an installed Debian has.

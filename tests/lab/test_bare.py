@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab_kit import ROOT, SMALL, digest, undisturbed
-from machine_kit import NETWORK, USER, USER_ID, Machines, machines
-from net_kit import needs_hosts
-from node_kit import wait_until
+from tests.kits.net_kit import needs_hosts
+from tests.kits.node_kit import wait_until
+from tests.lab.lab_kit import ROOT, SMALL, digest, undisturbed
+from tests.lab.machine_kit import NETWORK, USER, USER_ID, Machines, machines
 
 pytestmark = [
     pytest.mark.lab,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT, ran
+from tests.kits.paths_kit import ROOT, ran
 
 SKY = ROOT / ".venv-sky"
 TRAIN, SPOT = "train.yaml", "train-spot.yaml --env RUN_DIR=s3://bucket/runs"

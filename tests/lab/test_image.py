@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-import root_kit
-from net_kit import hosts, needs_hosts
-from node_kit import Node
-from paths_kit import ROOT
-from root_kit import Stage
+from tests.kits.net_kit import hosts, needs_hosts
+from tests.kits.node_kit import Node
+from tests.kits.paths_kit import ROOT
+from tests.lab import root_kit
+from tests.lab.root_kit import Stage
 
 SUFFIX = "pods.cluster.local"
 LIMIT = 600

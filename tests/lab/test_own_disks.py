@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lab_kit import SMALL, disk, drained, install_once, needs_lab, own_disks, sky, undisturbed
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
+from tests.lab.lab_kit import SMALL, disk, drained, install_once, needs_lab, own_disks, sky, undisturbed
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(5400), needs_lab]
 

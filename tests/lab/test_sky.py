@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab_kit import (
+from tests.lab.lab_kit import (
     ROOT,
     SMALL,
     cut,

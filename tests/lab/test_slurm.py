@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lab_kit import (
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
+from mingpt.world.slurm import hostnames
+from tests.lab.lab_kit import (
     ROOT,
     SMALL,
     USER,
@@ -26,9 +29,6 @@ from lab_kit import (
     undisturbed,
     wait_until,
 )
-from mingpt.snapshot.reader import read
-from mingpt.snapshot.store import Store
-from mingpt.world.slurm import hostnames
 
 pytestmark = [pytest.mark.lab, needs_lab]
 

@@ -6,9 +6,9 @@ import sys
 import fsspec
 import pytest
 
-import lab_kit
-from lab_kit import cut, digest, install_once, mend, needs_lab, on, s3, sky, undisturbed, wait_until
 from mingpt.snapshot.store import Store
+from tests.lab import lab_kit
+from tests.lab.lab_kit import cut, digest, install_once, mend, needs_lab, on, s3, sky, undisturbed, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(5400), needs_lab]
 

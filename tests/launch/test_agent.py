@@ -9,7 +9,6 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousHandler
 from torch.distributed.launcher.api import LaunchConfig
 
-from config_kit import configured
 from mingpt.errors import CRASHED, STOPPED
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
@@ -18,7 +17,8 @@ from mingpt.snapshot.elsewhere import Marker, remove_marker
 from mingpt.snapshot.store import Store
 from mingpt.tiers.tiers import newest
 from mingpt.world.lifetime import Lifetime
-from snapshot_kit import save
+from tests.kits.config_kit import configured
+from tests.kits.snapshot_kit import save
 
 
 class Answers(RendezvousHandler):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import bpe_kit
-from paths_kit import ran
-from run_kit import NewRun
+from tests.kits import bpe_kit
+from tests.kits.paths_kit import ran
+from tests.kits.run_kit import NewRun
 
 pytestmark = pytest.mark.slow
 MINGPT = str(Path(sys.executable).with_name("mingpt"))

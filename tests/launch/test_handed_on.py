@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fault_kit import at_step, finish, launch
 from mingpt.compose import compose
 from mingpt.errors import UserError
 from mingpt.train.attempt import _launcher_overrides
 from mingpt.world.env import Env
-from node_kit import Node
-from run_kit import NewRun
+from tests.kits.fault_kit import at_step, finish, launch
+from tests.kits.node_kit import Node
+from tests.kits.run_kit import NewRun
 
 
 @pytest.mark.slow

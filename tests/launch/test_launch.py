@@ -23,7 +23,7 @@ from mingpt.world.children import START
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.secret import SECRET
-from told import Told
+from tests.kits.told import Told
 
 COMMANDS = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text())
 TRAINJOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "localhost"}

@@ -12,14 +12,14 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
-from fault_kit import launch
 from mingpt.world import network, plugins
 from mingpt.world.rendezvous import SignedBackend
 from mingpt.world.secret import C10D, REFUSED, SECRET, STATIC, take_secret
-from node_kit import Node, free_port, wait_until
-from paths_kit import ROOT
-from run_kit import NewRun
-from stranger_kit import listeners, other_addresses, poison, reachable
+from tests.kits.fault_kit import launch
+from tests.kits.node_kit import Node, free_port, wait_until
+from tests.kits.paths_kit import ROOT
+from tests.kits.run_kit import NewRun
+from tests.kits.stranger_kit import listeners, other_addresses, poison, reachable
 
 ENDLESS = ("train.max_steps=1000000", "schedule.decay_steps=150", "snapshot.every_steps=100000", "train.log_every=10")
 

@@ -7,8 +7,8 @@ import pytest
 from mingpt.cli.command import code_of
 from mingpt.launch import starts
 from mingpt.snapshot.store import Store
-from snapshot_kit import save
-from told import Told
+from tests.kits.snapshot_kit import save
+from tests.kits.told import Told
 
 
 def test_starts_without_a_new_snapshot_end_the_job(

@@ -13,7 +13,7 @@ import pytest
 
 from mingpt import TORCH
 from mingpt.world.standby import ASK_NO_CUDA
-from paths_kit import ROOT
+from tests.kits.paths_kit import ROOT
 
 ELASTIC = "torch.distributed.elastic"
 AGENT = f"{ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent"

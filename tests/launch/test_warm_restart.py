@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fault_kit import LONG, STEPS, finish, launch
 from mingpt.compute.compiler import FOLDER
 from mingpt.world.standby import COMPILES
-from node_kit import Node
-from paths_kit import ran
-from run_kit import NewRun
+from tests.kits.fault_kit import LONG, STEPS, finish, launch
+from tests.kits.node_kit import Node
+from tests.kits.paths_kit import ran
+from tests.kits.run_kit import NewRun
 
 pytestmark = pytest.mark.slow
 

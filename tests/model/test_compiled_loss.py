@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from mingpt.model.language import IGNORE
-from model_kit import BLOCK, PADDED, WORDS, random_tokens, small
+from tests.kits.model_kit import BLOCK, PADDED, WORDS, random_tokens, small
 
 pytestmark = pytest.mark.slow  # torch's compiler is imported
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from config_kit import configured, problems
 from mingpt.config.models import Language
 from mingpt.model.building import build_language_model
 from mingpt.model.language import IGNORE, LanguageModel, positions
-from model_kit import BLOCK, KINDS, WORDS, random_tokens, small
+from tests.kits.config_kit import configured, problems
+from tests.kits.model_kit import BLOCK, KINDS, WORDS, random_tokens, small
 
 # The vocabulary, the number of parameters and the heads of the published weights.
 PUBLISHED = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from mingpt.model import sampling
 from mingpt.model.language import LanguageModel
 from mingpt.model.sampling import generate, generate_stream, running_sum, sample
-from model_kit import BLOCK, KINDS, PADDED, WORDS, random_tokens, small
+from tests.kits.model_kit import BLOCK, KINDS, PADDED, WORDS, random_tokens, small
 
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
 

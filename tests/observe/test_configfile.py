@@ -8,13 +8,13 @@ import fsspec
 import pytest
 import yaml
 
-from branch_kit import train
-from config_kit import configured
 from mingpt.config.configfile import overrides_line, read_config, write_config
 from mingpt.errors import USER_ERROR, UserError
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from run_kit import TINY
+from tests.kits.branch_kit import train
+from tests.kits.config_kit import configured
+from tests.kits.run_kit import TINY
 
 
 def test_a_start_says_what_was_set_and_the_file_says_all(

@@ -24,8 +24,8 @@ from mingpt.observe.events import (
 )
 from mingpt.observe.live import LiveLine
 from mingpt.observe.speed import peak_flops
-from run_kit import TINY
-from told import Told
+from tests.kits.run_kit import TINY
+from tests.kits.told import Told
 
 DONE = StepDone(
     200, 3.0, 1.0, tokens_per_second=8192.0, tokens_seen=819_200, seconds_left=400.0, peak_memory=2**31, mfu=0.25

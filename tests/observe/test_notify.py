@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from config_kit import problems
-from fault_kit import at_step, finish, launch
-from hook_kit import SECRET, hook
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.observe.events import AttemptEnded, AttemptFailed, SnapshotLost
 from mingpt.observe.notify import Alarms, notify
 from mingpt.world.env import AGENT_PID
-from node_kit import Node
-from poison_kit import GUARDED, poison
-from run_kit import NewRun
+from tests.kits.config_kit import problems
+from tests.kits.fault_kit import at_step, finish, launch
+from tests.kits.hook_kit import SECRET, hook
+from tests.kits.node_kit import Node
+from tests.kits.poison_kit import GUARDED, poison
+from tests.kits.run_kit import NewRun
 
 HOOK = "hOoKsEcReT77"
 

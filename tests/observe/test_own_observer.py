@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from config_kit import problems
 from mingpt.history.history import read_metrics
 from mingpt.observe import own
 from mingpt.observe.events import AttemptEnded
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from own_kit import SEEN
-from replay_kit import train_here
-from told import Told
+from tests.kits.config_kit import problems
+from tests.kits.own_kit import SEEN
+from tests.kits.replay_kit import train_here
+from tests.kits.told import Told
 
 TABLE = "observers=[{_target_: examples.own_observer.Table}]"
 
 
 def of_kit(*names: str) -> str:
-    return f"observers=[{', '.join(f'{{_target_: own_kit.{name}}}' for name in names)}]"
+    return f"observers=[{', '.join(f'{{_target_: tests.kits.own_kit.{name}}}' for name in names)}]"
 
 
 @pytest.fixture
@@ -76,6 +76,6 @@ def test_what_fails_quits_or_hangs_is_told_and_changes_nothing(
     assert run == alone
 
 
-@pytest.mark.parametrize("given", ["no_such.Thing", "own_kit.Linear", "own_kit.NotMade, why: 3"])
+@pytest.mark.parametrize("given", ["no_such.Thing", "tests.kits.own_kit.Linear", "tests.kits.own_kit.NotMade, why: 3"])
 def test_what_cannot_be_an_observer_is_a_mistake_before_anything_starts(given: str, told: Told) -> None:
     told(problems(f"observers=[{{_target_: {given}}}]"))

@@ -8,14 +8,14 @@ from uuid import uuid4
 import pytest
 import torch
 
-from branch_kit import train
-from config_kit import problems
 from mingpt.files.folder import Folder
 from mingpt.observe import events, profile
 from mingpt.observe.events import AttemptEnded, AttemptStarted, StepDone
 from mingpt.observe.profile import Profile
 from mingpt.snapshot.reader import read_manifest
 from mingpt.snapshot.store import Store
+from tests.kits.branch_kit import train
+from tests.kits.config_kit import problems
 
 
 def spans(folder: str, name: str) -> list[str]:

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hook_kit import hook
 from mingpt.errors import FINISHED
 from mingpt.observe.trace import RECORD
 from mingpt.snapshot.store import Store
 from mingpt.tiers.rewinding import rewind
+from tests.kits.hook_kit import hook
 
 
 def again(tmp_path: Path, number: int, sick: int | None = None) -> None:

@@ -13,7 +13,7 @@ from mingpt.errors import USER_ERROR, TransientError, UserError
 from mingpt.preflight.places import write
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from paths_kit import ROOT
+from tests.kits.paths_kit import ROOT
 
 CANARY = "cAnArY7f3a9c55"
 NUMBER = "918273645546"
@@ -30,7 +30,7 @@ NAMED = (
     "token", "hf_token", "api_key", "apiKey", "secret", "client_secret", "password", "key", "connection_string",
     "AccountKey", "credentials",
 )  # fmt: skip
-OWN = ("experiment=classifier", "data._target_=own_kit.rows_from_anywhere", "~data.n_in", "~data.count")
+OWN = ("experiment=classifier", "data._target_=tests.kits.own_kit.rows_from_anywhere", "~data.n_in", "~data.count")
 
 
 def nowhere(written: str, folder: Path | None = None) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from hook_kit import hook
 from mingpt.cli.command import code_of
 from mingpt.cli.console import complain, say, say_json
 from mingpt.cli.redact import redacted
@@ -23,8 +22,9 @@ from mingpt.observe.notify import Alarms
 from mingpt.snapshot.manifest import CANONICAL
 from mingpt.train.attempt import attempt, report_failure
 from mingpt.world.lifetime import Lifetime
-from own_kit import rows
-from verb_kit import mingpt
+from tests.kits.hook_kit import hook
+from tests.kits.own_kit import rows
+from tests.kits.verb_kit import mingpt
 
 CANARY = "cAnArY7f3a9c55"
 HIDDEN = "unguessable-91827"  # nothing but the variable's name tells that it is a secret
@@ -208,7 +208,10 @@ def test_a_run_and_its_files(
         more = (f"run.dir={tmp_path}/run", f"health.notify='{there.url}?{CANARY}'")
         assert attempt([*RUN, *more, "data._target_=test_sinks.unreadable"], Lifetime()) == CRASHED
         assert (
-            attempt([*RUN, *more, "data._target_=own_kit.rows_from_anywhere", "resume.changed=true"], Lifetime()) == 0
+            attempt(
+                [*RUN, *more, "data._target_=tests.kits.own_kit.rows_from_anywhere", "resume.changed=true"], Lifetime()
+            )
+            == 0
         )
         posts = [body for _, body in there.posts]
     assert [body["event"] for body in posts] == ["finished"]

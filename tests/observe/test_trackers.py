@@ -15,10 +15,6 @@ import fsspec
 import numpy as np
 import pytest
 
-import branch_kit
-from config_kit import configured, problems
-from curves_kit import of_wandb, wandb_records
-from hook_kit import hook
 from mingpt.errors import CRASHED
 from mingpt.history.history import read_metrics
 from mingpt.observe import background, trackers
@@ -35,8 +31,12 @@ from mingpt.observe.events import (
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import Trace
 from mingpt.observe.trackers import About, Trackers
-from node_kit import wait_until
-from told import Told
+from tests.kits import branch_kit
+from tests.kits.config_kit import configured, problems
+from tests.kits.curves_kit import of_wandb, wandb_records
+from tests.kits.hook_kit import hook
+from tests.kits.node_kit import wait_until
+from tests.kits.told import Told
 
 ID = "0123456789abcdef0123456789abcdef"
 FIRST, START, LAST = 12, 8, 16  # the first attempt ends after 12 steps, the second one goes on from 8

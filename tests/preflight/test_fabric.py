@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mingpt.preflight.fabric import NETWORK
-from net_kit import LIMIT, Net, hosts, needs_hosts
-from told import Told
+from tests.kits.net_kit import LIMIT, Net, hosts, needs_hosts
+from tests.kits.told import Told
 
 # Of public logs, with NCCL_DEBUG=INFO; the lines before and after them say nothing about networks.
 DGX = "dgxh100-4:460770:460842 [0] NCCL INFO"

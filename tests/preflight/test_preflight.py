@@ -19,10 +19,10 @@ from mingpt.preflight.finding import Finding, exit_code, findings_of
 from mingpt.preflight.helper import Unreached
 from mingpt.preflight.machine import source_sha256
 from mingpt.snapshot.elsewhere import Marker
-from net_kit import Net, hosts, needs_hosts
-from report_kit import Made
-from store_kit import HIDDEN, Stores
-from told import Told
+from tests.kits.net_kit import Net, hosts, needs_hosts
+from tests.kits.report_kit import Made
+from tests.kits.store_kit import HIDDEN, Stores
+from tests.kits.told import Told
 
 LIMIT = 300  # seconds
 

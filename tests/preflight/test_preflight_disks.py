@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from disk_kit import RUN, Machine, machines
-from node_kit import Node, free_port, needs_mount
+from tests.kits.disk_kit import RUN, Machine, machines
+from tests.kits.node_kit import Node, free_port, needs_mount
 
 pytestmark = [pytest.mark.slow, needs_mount]
 

@@ -14,7 +14,7 @@ from mingpt.preflight import meeting
 from mingpt.preflight.helper import Helper, Unreached, answer
 from mingpt.preflight.meeting import Meeting
 from mingpt.world.secret import REFUSED, SECRET, signed
-from node_kit import free_port
+from tests.kits.node_kit import free_port
 
 NONSENSE = {"HTTP": b"GET / HTTP/1.1\r\n\r\n", "many bytes": b"x" * 1_000_000, "nothing": b""}
 

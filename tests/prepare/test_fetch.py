@@ -13,16 +13,14 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-import bpe_kit
-import hub_kit
-import image_kit
-from config_kit import configured
 from examples.images import files
 from mingpt.cli import cli
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.opening import open_data
 from mingpt.prepare import extras, fetch
-from told import Told
+from tests.kits import bpe_kit, hub_kit, image_kit
+from tests.kits.config_kit import configured
+from tests.kits.told import Told
 
 Captured = pytest.CaptureFixture[str]
 MEMBERS = {

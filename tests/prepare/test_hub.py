@@ -11,13 +11,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-import hub_kit
-from hub_kit import Hub, Repository
 from mingpt.cli import cli
 from mingpt.cli.redact import redacted
 from mingpt.errors import TransientError, UserError
-from prepare_kit import files, into, jsonl, killed, prepared, some_texts
-from told import Told
+from tests.kits import hub_kit
+from tests.kits.hub_kit import Hub, Repository
+from tests.kits.prepare_kit import files, into, jsonl, killed, prepared, some_texts
+from tests.kits.told import Told
 
 DATA = "hf://datasets/me/data"
 TOKEN = "a-token-that-nobody-may-see"

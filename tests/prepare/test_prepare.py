@@ -15,7 +15,6 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-import web_kit
 from mingpt.cli import cli
 from mingpt.data import bpe
 from mingpt.data.dataset import from_bytes
@@ -24,8 +23,20 @@ from mingpt.prepare import documents, sources
 from mingpt.prepare.documents import Options
 from mingpt.prepare.prepare import token_count
 from mingpt.prepare.sources import File, identity_of
-from prepare_kit import VOCABULARY, expected, files, into, jsonl, killed, prepared, row, some_texts, write_jsonl
-from told import Told
+from tests.kits import web_kit
+from tests.kits.prepare_kit import (
+    VOCABULARY,
+    expected,
+    files,
+    into,
+    jsonl,
+    killed,
+    prepared,
+    row,
+    some_texts,
+    write_jsonl,
+)
+from tests.kits.told import Told
 
 Captured = pytest.CaptureFixture[str]
 

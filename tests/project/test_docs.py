@@ -9,7 +9,7 @@ import pytest
 from mingpt.cli.parsers import VERBS, parser_of
 from mingpt.compose.groups import groups
 from mingpt.config.keys import KINDS, keys, named
-from paths_kit import ROOT
+from tests.kits.paths_kit import ROOT
 
 # The log and the changelog tell of what was.
 PAGES = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT, ran
+from tests.kits.paths_kit import ROOT, ran
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 

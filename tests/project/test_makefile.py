@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from paths_kit import ROOT, ran
+from tests.kits.paths_kit import ROOT, ran
 
 # Notes what it is asked, and lets the real one tell the config. There is no report.
 PYTHON = f"""#!/bin/sh

@@ -2,8 +2,8 @@
 
 import re
 
-from paths_kit import ROOT
-from told import entries
+from tests.kits.paths_kit import ROOT
+from tests.kits.told import entries
 
 
 def test_each_message_belongs_to_a_test_that_exists() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT, ran
+from tests.kits.paths_kit import ROOT, ran
 
 PAGES = [*ROOT.glob("*.md"), ROOT / "recipes/README.md", ROOT / "tests/README.md", ROOT / "mingpt/README.md"]
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")

@@ -11,7 +11,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 import mingpt
-from paths_kit import ROOT, ran
+from tests.kits.paths_kit import ROOT, ran
 
 
 @pytest.fixture(scope="module")

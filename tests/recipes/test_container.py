@@ -9,11 +9,11 @@ import pytest
 from mingpt.errors import UserError
 from mingpt.world import platforms
 from mingpt.world.platforms import find_placement, sing
-from net_kit import hosts, needs_hosts
-from node_kit import Node, wait_until
-from paths_kit import ROOT, ran
-from run_kit import TINY, NewRun, Run
-from told import Told
+from tests.kits.net_kit import hosts, needs_hosts
+from tests.kits.node_kit import Node, wait_until
+from tests.kits.paths_kit import ROOT, ran
+from tests.kits.run_kit import TINY, NewRun, Run
+from tests.kits.told import Told
 
 ENTRY = ROOT / "recipes/container/dist.py"
 SUFFIX = "pods.cluster.local"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mingpt.cli.command import expanded
-from paths_kit import ROOT
+from tests.kits.paths_kit import ROOT
 
 FOLDER = ROOT / "recipes/kubernetes"
 

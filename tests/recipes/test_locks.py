@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paths_kit import ROOT
+from tests.kits.paths_kit import ROOT
 
 
 def entries(name: str) -> list[str]:

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from mingpt.launch.managed import run
-from node_kit import needs_mount
-from paths_kit import ROOT, ran
-from recipe_kit import REQUIRED, envs, recipe, sky_variables
+from tests.kits.node_kit import needs_mount
+from tests.kits.paths_kit import ROOT, ran
+from tests.kits.recipe_kit import REQUIRED, envs, recipe, sky_variables
 
 # In the place of the preflight and the launcher: shell lines, which the environment has. Who waits says for how long.
 SITE = """

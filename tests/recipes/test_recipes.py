@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config_kit import configured, problems
 from mingpt.cli.command import expanded
 from mingpt.errors import UserError
 from mingpt.prepare import extras
 from mingpt.prepare.extras import check_machines
-from paths_kit import ROOT, ran
-from recipe_kit import DEFAULT, REQUIRED, TEACHING, TRAINING, envs, recipe, sky_variables
-from told import Told
-from verb_kit import mingpt
+from tests.kits.config_kit import configured, problems
+from tests.kits.paths_kit import ROOT, ran
+from tests.kits.recipe_kit import DEFAULT, REQUIRED, TEACHING, TRAINING, envs, recipe, sky_variables
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt
 
 SKY = ROOT / ".venv-sky/bin/python"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from node_kit import Node, ask_to_stop, free_port, listening, wait_until
-from paths_kit import ROOT
-from recipe_kit import DEFAULT, HEAD, OTHER, TEACHING, envs, recipe, sky_variables
-from run_kit import TINY, NewRun
+from tests.kits.node_kit import Node, ask_to_stop, free_port, listening, wait_until
+from tests.kits.paths_kit import ROOT
+from tests.kits.recipe_kit import DEFAULT, HEAD, OTHER, TEACHING, envs, recipe, sky_variables
+from tests.kits.run_kit import TINY, NewRun
 
 pytestmark = pytest.mark.slow
 Launch = Callable[..., list[Node]]

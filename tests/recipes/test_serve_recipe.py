@@ -8,8 +8,8 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from paths_kit import ROOT, ran
-from recipe_kit import recipe
+from tests.kits.paths_kit import ROOT, ran
+from tests.kits.recipe_kit import recipe
 
 
 def started(tmp_path: Path, key: str) -> "subprocess.CompletedProcess[str]":

@@ -13,9 +13,9 @@ import pytest
 
 from mingpt.cli.command import code_of
 from mingpt.prepare import extras
-from paths_kit import ROOT, ran
-from recipe_kit import envs, recipe
-from told import Told
+from tests.kits.paths_kit import ROOT, ran
+from tests.kits.recipe_kit import envs, recipe
+from tests.kits.told import Told
 
 TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "paste", "rm", "sha256sum", "sleep", "sort")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT, ran
-from told import Told
+from tests.kits.paths_kit import ROOT, ran
+from tests.kits.told import Told
 
 CLUSTER = ROOT / "recipes/slurm/cluster"
 

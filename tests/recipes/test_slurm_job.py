@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paths_kit import ROOT, ran
-from told import Told
+from tests.kits.paths_kit import ROOT, ran
+from tests.kits.told import Told
 
 # Runs the command that follows its options, once, and says how that has ended, as srun does.
 SRUN = """#!/bin/bash

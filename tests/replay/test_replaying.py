@@ -11,8 +11,8 @@ from mingpt.replay.closeup import layers, look
 from mingpt.replay.replaying import Again, Change, replay
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from poison_kit import POISONED, poison
-from replay_kit import RANDOM, data_of, files_of, train_here
+from tests.kits.poison_kit import POISONED, poison
+from tests.kits.replay_kit import RANDOM, data_of, files_of, train_here
 
 
 def again(url: str, first: int, last: int, *here: str) -> tuple[int, list[Again]]:
@@ -71,7 +71,7 @@ def test_a_run_that_went_back(tmp_path: Path) -> None:
     url = f"run.dir={tmp_path}/run"
     assert attempt([*how, url], Lifetime()) == CRASHED
     assert attempt([*how, url], Lifetime()) == FINISHED
-    own = ("model._target_=poison_kit.Line", "data._target_=poison_kit.rows")
+    own = ("model._target_=tests.kits.poison_kit.Line", "data._target_=tests.kits.poison_kit.rows")
     with replay(f"{tmp_path}/run", 16, own) as run:
         steps = [run.advance() for _ in range(8)]
         assert [(step.attempt, step.same, step.figures.skips) for step in steps] == [(3, True, 0)] * 8

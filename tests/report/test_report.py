@@ -20,10 +20,10 @@ import pytest
 from mingpt.report.figures import groups
 from mingpt.report.reading import Run
 from mingpt.snapshot.attempts import _started, this_process
-from report_kit import CONFIG, Made, loss_of, three_attempts
-from snapshot_kit import contents
-from told import Told
-from verb_kit import mingpt
+from tests.kits.report_kit import CONFIG, Made, loss_of, three_attempts
+from tests.kits.snapshot_kit import contents
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt
 
 PageOf = Callable[..., str]
 

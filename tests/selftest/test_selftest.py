@@ -14,8 +14,8 @@ import torch
 
 from mingpt.selftest import bits
 from mingpt.selftest.check import TABLE, compare, judge
-from node_kit import Node, wait_until
-from paths_kit import ran
+from tests.kits.node_kit import Node, wait_until
+from tests.kits.paths_kit import ran
 
 CPU = torch.device("cpu")
 

@@ -19,9 +19,9 @@ from mingpt.snapshot.store import REWOUND, Buffer, Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from node_kit import wait_until
-from run_kit import NewRun
-from snapshot_kit import ALONE, PROVENANCE, save, state_of
+from tests.kits.node_kit import wait_until
+from tests.kits.run_kit import NewRun
+from tests.kits.snapshot_kit import ALONE, PROVENANCE, save, state_of
 
 
 class Gate(Store):

@@ -13,14 +13,14 @@ from mingpt.snapshot.format import DTYPES, Manifest, TensorInfo
 from mingpt.snapshot.reader import Loaded
 from mingpt.train.factory import build
 from mingpt.train.resume import check_fits
-from snapshot_kit import PROVENANCE
-from told import Told
-from update_kit import one_step, state_of, update_of
+from tests.kits.snapshot_kit import PROVENANCE
+from tests.kits.told import Told
+from tests.kits.update_kit import one_step, state_of, update_of
 
 
 @cache
 def configured(*overrides: str) -> Config:
-    targets = ("model._target_=own_kit.Linear", "data._target_=examples.classifier.rows")
+    targets = ("model._target_=tests.kits.own_kit.Linear", "data._target_=examples.classifier.rows")
     config = compose.configure([*targets, *overrides])
     assert config is not None
     return config

@@ -17,9 +17,9 @@ from mingpt.snapshot.lineage import NOTE, HotBase, NewestDurable, overtaken, set
 from mingpt.snapshot.store import Store
 from mingpt.tiers import hot
 from mingpt.tiers.rewinding import rewind
-from snapshot_kit import PROVENANCE, read_newest, save, state_of
-from told import Told
-from verb_kit import mingpt
+from tests.kits.snapshot_kit import PROVENANCE, read_newest, save, state_of
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt
 
 
 def of(attempt: int, lr: float = 0.1) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from mingpt.snapshot.staging import block_of, in_one_block
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.tiers import hot
-from snapshot_kit import ALONE, PROVENANCE
+from tests.kits.snapshot_kit import ALONE, PROVENANCE
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from mingpt.errors import Superseded
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention, leftovers, steps_to_delete
 from mingpt.snapshot.store import Store
-from snapshot_kit import PROVENANCE, read_newest, save, signed
+from tests.kits.snapshot_kit import PROVENANCE, read_newest, save, signed
 
 DAY = 86400
 

@@ -13,7 +13,7 @@ from mingpt.errors import USER_ERROR
 from mingpt.files.folder import FILES, FOLDERS, Folder
 from mingpt.files.localfile import NotPlain, check_tree
 from mingpt.world.lifetime import Lifetime
-from replay_kit import files_of
+from tests.kits.replay_kit import files_of
 
 # What a run writes at its next start, or may have written.
 LATER = ("trace/attempt-00002-000000013.bin", "tensorboard/events.out.tfevents.0000000002.0000000000",

@@ -19,8 +19,8 @@ from mingpt.snapshot import staging
 from mingpt.snapshot.format import DTYPES, Kind, Manifest, Part, State, lay_out
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from snapshot_kit import PROVENANCE, canonical, equal, files, raw, read_newest, save, state_of
-from told import Told
+from tests.kits.snapshot_kit import PROVENANCE, canonical, equal, files, raw, read_newest, save, state_of
+from tests.kits.told import Told
 
 
 def encoded(state: State, part_bytes: int = 1000) -> tuple[Manifest, dict[str, bytes]]:

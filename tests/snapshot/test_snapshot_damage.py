@@ -19,8 +19,8 @@ from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.store import Store
-from snapshot_kit import contents, equal, files, read_newest, save, signed, state_of
-from told import Told
+from tests.kits.snapshot_kit import contents, equal, files, read_newest, save, signed, state_of
+from tests.kits.told import Told
 
 
 @pytest.fixture

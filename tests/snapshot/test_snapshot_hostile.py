@@ -15,7 +15,7 @@ from mingpt.errors import Damaged
 from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from snapshot_kit import digest_of, save, signed
+from tests.kits.snapshot_kit import digest_of, save, signed
 
 HASH = "0" * 16
 

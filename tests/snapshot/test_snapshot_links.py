@@ -11,7 +11,7 @@ import pytest
 from mingpt.errors import UserError
 from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.store import File, Store
-from snapshot_kit import contents, files, save
+from tests.kits.snapshot_kit import contents, files, save
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.staging import StagedPart
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
-from snapshot_kit import ALONE, PROVENANCE, digest_of, equal, save, signed
+from tests.kits.snapshot_kit import ALONE, PROVENANCE, digest_of, equal, save, signed
 
 MIB = 2**20
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from hook_kit import hook
 from mingpt.errors import CRASHED, FINISHED
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.reader import verify
@@ -22,7 +21,8 @@ from mingpt.tiers import checkpointer
 from mingpt.train.attempt import attempt
 from mingpt.world.env import Env
 from mingpt.world.lifetime import Lifetime, Phase
-from run_kit import NewRun, in_forks
+from tests.kits.hook_kit import hook
+from tests.kits.run_kit import NewRun, in_forks
 
 ASYNCHRONOUS = ("train.eval_every=0", "snapshot.asynchronous=true", "snapshot.retry_seconds=0")
 

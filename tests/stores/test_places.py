@@ -26,9 +26,9 @@ from mingpt.snapshot.store import Store
 from mingpt.train.attempt import report_failure
 from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime
-from store_kit import GoogleEmulator, forget_clients
-from told import Told
-from web_kit import Quiet, serving
+from tests.kits.store_kit import GoogleEmulator, forget_clients
+from tests.kits.told import Told
+from tests.kits.web_kit import Quiet, serving
 
 
 @pytest.mark.parametrize("scheme", ["memory", "s3"])

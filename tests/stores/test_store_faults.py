@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from fault_proxy import FaultProxy, Rule
 from mingpt.config.datasets import TextData
 from mingpt.data.text import open_text
 from mingpt.errors import TransientError
 from mingpt.snapshot import writer as writer_module
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
-from snapshot_kit import save
-from store_kit import Stores, nightly
+from tests.kits.fault_proxy import FaultProxy, Rule
+from tests.kits.snapshot_kit import save
+from tests.kits.store_kit import Stores, nightly
 
 pytestmark = pytest.mark.slow
 Place = tuple[str, FaultProxy]

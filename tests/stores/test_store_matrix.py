@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from branch_kit import train
-from fault_proxy import FaultProxy, Rule
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.files import localfile
 from mingpt.snapshot import writer
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from run_kit import TINY
-from store_kit import Server, Stores
-from verb_kit import mingpt, store, verified
+from tests.kits.branch_kit import train
+from tests.kits.fault_proxy import FaultProxy, Rule
+from tests.kits.run_kit import TINY
+from tests.kits.store_kit import Server, Stores
+from tests.kits.verb_kit import mingpt, store, verified
 
 pytestmark = pytest.mark.slow
 READERS = ("snapshots verify", "snapshots list", "snapshots digest", "evaluate")

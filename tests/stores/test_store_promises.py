@@ -17,8 +17,8 @@ from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from mingpt.tiers.hot import run_id
-from snapshot_kit import equal, read_newest, save, state_of
-from store_kit import BUCKET, Stores
+from tests.kits.snapshot_kit import equal, read_newest, save, state_of
+from tests.kits.store_kit import BUCKET, Stores
 
 
 @pytest.fixture

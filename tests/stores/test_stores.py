@@ -16,9 +16,9 @@ from mingpt.snapshot.retention import Retention, leftovers
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from run_kit import TINY
-from snapshot_kit import equal, read_newest, save, state_of
-from store_kit import Stores, nightly
+from tests.kits.run_kit import TINY
+from tests.kits.snapshot_kit import equal, read_newest, save, state_of
+from tests.kits.store_kit import Stores, nightly
 
 ALL = ("local", "memory", pytest.param("moto", marks=pytest.mark.slow), *map(nightly, ("azurite", "proxied", "google")))
 # Those that refuse to create what exists. On the others the last writer of a step has the word.

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from config_kit import configured
 from mingpt.errors import TransientError, UserError
 from mingpt.snapshot.elsewhere import Marker
 from mingpt.tiers.home import Held, Home, HomeSearch, Sighting, Trouble, choose
+from tests.kits.config_kit import configured
 
 X, Y = "a" * 32, "b" * 32  # runs
 

@@ -13,9 +13,9 @@ import pytest
 from mingpt.errors import UserError
 from mingpt.snapshot.format import MANIFEST
 from mingpt.tiers import hot
-from node_kit import Node, free_port, needs_mount, wait_until
-from run_kit import NewRun, Run
-from snapshot_kit import save
+from tests.kits.node_kit import Node, free_port, needs_mount, wait_until
+from tests.kits.run_kit import NewRun, Run
+from tests.kits.snapshot_kit import save
 
 # The only durable snapshot is that at the end.
 HOT = ("train.max_steps=120", "train.eval_every=0", "snapshot.every_steps=0", "snapshot.hot_every_steps=10")

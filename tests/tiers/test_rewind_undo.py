@@ -19,9 +19,9 @@ from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from mingpt.tiers.rewinding import rewind, undo
-from report_kit import Made
-from snapshot_kit import PROVENANCE, save, state_of
-from verb_kit import mingpt
+from tests.kits.report_kit import Made
+from tests.kits.snapshot_kit import PROVENANCE, save, state_of
+from tests.kits.verb_kit import mingpt
 
 
 class History:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from config_kit import configured
 from mingpt.config.schema import Config
 from mingpt.snapshot.attempts import Attempt, RunRecord
 from mingpt.snapshot.format import Manifest, Metrics
@@ -21,7 +20,8 @@ from mingpt.snapshot.restore import Put, Restored
 from mingpt.snapshot.store import Store
 from mingpt.tiers.checkpointer import Checkpointer
 from mingpt.tiers.tiers import Tiers, newest
-from snapshot_kit import ALONE, PROVENANCE, save, state_of
+from tests.kits.config_kit import configured
+from tests.kits.snapshot_kit import ALONE, PROVENANCE, save, state_of
 
 
 @pytest.fixture(scope="module")

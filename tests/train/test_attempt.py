@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from config_kit import configured
 from mingpt.config.schema import Config
 from mingpt.data.opening import open_data
 from mingpt.data.source import Source
@@ -23,10 +22,11 @@ from mingpt.snapshot.attempts import make_run_dir, this_process
 from mingpt.train.agreeing import agree_on_inputs
 from mingpt.train.claiming import another_running
 from mingpt.world.world import World
-from own_kit import CLASSIFIER
-from report_kit import Made
-from snapshot_kit import ALONE
-from told import Told
+from tests.kits.config_kit import configured
+from tests.kits.own_kit import CLASSIFIER
+from tests.kits.report_kit import Made
+from tests.kits.snapshot_kit import ALONE
+from tests.kits.told import Told
 
 
 def source_of(config: Config) -> Source:

@@ -12,8 +12,8 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from poison_kit import GUARDED, MICRO, PLAN, POISONED, poison
-from told import Told
+from tests.kits.poison_kit import GUARDED, MICRO, PLAN, POISONED, poison
+from tests.kits.told import Told
 
 pytestmark = pytest.mark.usefixtures("outlived")
 

@@ -26,11 +26,11 @@ from mingpt.snapshot.writer import SnapshotWriter
 from mingpt.tiers.checkpointer import Checkpointer
 from mingpt.train.attempt import attempt
 from mingpt.world.joining import join
-from node_kit import wait_until
-from replay_kit import Asked
-from run_kit import TINY, in_forks
-from snapshot_kit import ALONE, PROVENANCE, state_of
-from told import Told
+from tests.kits.node_kit import wait_until
+from tests.kits.replay_kit import Asked
+from tests.kits.run_kit import TINY, in_forks
+from tests.kits.snapshot_kit import ALONE, PROVENANCE, state_of
+from tests.kits.told import Told
 
 pytestmark = pytest.mark.usefixtures("outlived")
 STEPS = 4
@@ -217,13 +217,13 @@ def test_data_without_a_target_are_refused_before_anything_is_written(
 ) -> None:
     counts = {"train": 64, "validation": 64} | {split: 0}
     own = [f"data.{name}={count}" for name, count in counts.items()]
-    assert train("data._target_=own_kit.masked", *own) == USER_ERROR
+    assert train("data._target_=tests.kits.own_kit.masked", *own) == USER_ERROR
     told(capfd.readouterr().err)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_step_without_a_target_is_named(train: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:
     """One sample of 64 has targets, so one step of four."""
-    own = ("data._target_=own_kit.masked", "data.train=1", "data.validation=64")
+    own = ("data._target_=tests.kits.own_kit.masked", "data.train=1", "data.validation=64")
     assert train(*own) == FINISHED
     assert capfd.readouterr().out.count("no target of its samples counts") == 3

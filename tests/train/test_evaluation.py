@@ -12,8 +12,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor, nn
 
-from bpe_kit import small, write_tokenizer
-from config_kit import configured
 from mingpt.commands import evaluate as evaluator
 from mingpt.compose.stored import evaluation_config
 from mingpt.config.datasets import TextData
@@ -30,7 +28,9 @@ from mingpt.observe.events import Evaluating
 from mingpt.train import evaluation
 from mingpt.train.evaluation import EvalResult, evaluate, evaluated_part
 from mingpt.world.world import World, share
-from snapshot_kit import ALONE
+from tests.kits.bpe_kit import small, write_tokenizer
+from tests.kits.config_kit import configured
+from tests.kits.snapshot_kit import ALONE
 
 CONFIG = GPTConfig(vocab_size=5, block_size=6, n_layer=1, n_head=2, n_embd=8, vocab_multiple=8)
 

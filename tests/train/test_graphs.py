@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graph_kit import COPY, Recorded, Refused, graphs_on_cpu
 from mingpt.errors import STOPPED
 from mingpt.replay.replaying import replay
 from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
-from own_kit import Linear
-from poison_kit import GUARDED, POISONED, poison
-from replay_kit import Asked, data_of, settings_of, train_here
-from verb_kit import verified
+from tests.kits.graph_kit import COPY, Recorded, Refused, graphs_on_cpu
+from tests.kits.own_kit import Linear
+from tests.kits.poison_kit import GUARDED, POISONED, poison
+from tests.kits.replay_kit import Asked, data_of, settings_of, train_here
+from tests.kits.verb_kit import verified
 
 GRAPH, OFF = "train.cuda_graphs: a microbatch is one CUDA graph\n", "train.cuda_graphs=false"
 ROWS = ("~model", "data._target_=examples.classifier.rows", "data.count=300", "batch.micro_size=1")
@@ -193,11 +193,11 @@ def test_what_cannot_be_captured_is_computed_and_a_line_says_why(
     ("model", "setting", "line"),
     [
         (
-            "own_kit.Linear",
+            "tests.kits.own_kit.Linear",
             "auto",
             "microbatches are computed without a graph: auto leaves a model of your own without",
         ),
-        ("own_kit.Linear", "true", "a microbatch is one CUDA graph"),
+        ("tests.kits.own_kit.Linear", "true", "a microbatch is one CUDA graph"),
         ("test_graphs.Waits", "true", "a microbatch is computed without a graph: called a synchronizing operation"),
         ("test_graphs.HostNoise", "true", "a microbatch is computed without a graph: a replay of it has other bits"),
         (

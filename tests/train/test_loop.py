@@ -44,7 +44,7 @@ from mingpt.world.clock import Clock
 from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime, Phase
 from mingpt.world.world import World
-from run_kit import TINY
+from tests.kits.run_kit import TINY
 
 STEPS = 4
 

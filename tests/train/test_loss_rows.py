@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from config_kit import configured
 from mingpt.model.language import IGNORE, LanguageModel
 from mingpt.train.factory import prepare
-from model_kit import BLOCK, KINDS, PADDED, WORDS, small
-from run_kit import TINY
+from tests.kits.config_kit import configured
+from tests.kits.model_kit import BLOCK, KINDS, PADDED, WORDS, small
+from tests.kits.run_kit import TINY
 
 BATCH = 3
 

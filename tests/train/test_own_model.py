@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from config_kit import configured, problems
 from examples.classifier import rows
 from mingpt.config.models import OwnModel
 from mingpt.data.opening import open_data
@@ -17,9 +16,10 @@ from mingpt.model.gpt2 import GPT
 from mingpt.train.attempt import attempt
 from mingpt.train.factory import build, try_out
 from mingpt.world.lifetime import Lifetime
-from own_kit import CLASSIFIER, FAULTS, ODD
-from paths_kit import KITS
-from told import Told
+from tests.kits.config_kit import configured, problems
+from tests.kits.own_kit import CLASSIFIER, FAULTS, ODD
+from tests.kits.paths_kit import KITS
+from tests.kits.told import Told
 
 
 def without_lines(text: str) -> str:
@@ -39,7 +39,7 @@ def test_the_target_brings_its_section_and_its_arguments_need_no_plus() -> None:
 
 
 def test_arguments_of_known_names_are_supplied() -> None:
-    model = build(configured("model._target_=own_kit.derived", "model.block_size=4"), vocab_size=5)
+    model = build(configured("model._target_=tests.kits.own_kit.derived", "model.block_size=4"), vocab_size=5)
     assert isinstance(model, GPT)
     assert (model.config.vocab_size, model.config.block_size) == (5, 4)
 
@@ -50,9 +50,9 @@ def test_arguments_of_known_names_are_supplied() -> None:
         "model._target_=nothing",
         "model._target_='os.path;x.y'",
         "model._target_=no_such.module.Model",
-        "model._target_=own_kit.Liner",
-        "model._target_=own_kit.NoForward",
-        "model._target_=own_kit.fails",
+        "model._target_=tests.kits.own_kit.Liner",
+        "model._target_=tests.kits.own_kit.NoForward",
+        "model._target_=tests.kits.own_kit.fails",
         "model._target_=examples.classifier.Classifier model.hiden=7 seed=-1",
         "model.hidden=7",
         "model=own",
@@ -74,7 +74,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(
 
 
 def tried(target: str, *arguments: str) -> nn.Module:
-    config = configured(*f"model._target_=own_kit.{target}".split(), *arguments)
+    config = configured(*f"model._target_=tests.kits.own_kit.{target}".split(), *arguments)
     assert isinstance(config.model, OwnModel)
     model = build(config, 0)
     before = {name: t.clone() for name, t in model.state_dict().items()}
@@ -101,7 +101,7 @@ def test_what_keeps_it_is_left_as_it_was() -> None:
 @pytest.mark.parametrize("target", ["gives_none", "no_rows", "uneven"])
 def test_what_gives_no_source_is_a_mistake(target: str, told: Told) -> None:
     with pytest.raises(UserError) as mistake:
-        open_data(configured(f"data._target_=own_kit.{target}").data, 1, 2)
+        open_data(configured(f"data._target_=tests.kits.own_kit.{target}").data, 1, 2)
     told(without_lines(str(mistake.value)), KITS)
 
 
@@ -119,14 +119,14 @@ def test_the_identity_of_rows_is_that_of_their_content() -> None:
 def test_code_that_ends_the_process_has_not_finished_the_run(
     tmp_path: Path, outlived: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = ("model._target_=own_kit.QuitsLater", CLASSIFIER[1], "batch.micro_size=16")
+    code = ("model._target_=tests.kits.own_kit.QuitsLater", CLASSIFIER[1], "batch.micro_size=16")
     assert attempt([*code, f"run.dir={tmp_path}/run"], Lifetime()) == CRASHED
     assert "raise SystemExit(0)" in capsys.readouterr().err
 
 
 def test_an_address_among_the_arguments_is_told_without_its_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     url = "data.url='https://me:hunter2@host/x?X-Signature=s3cret'"
-    assert attempt([CLASSIFIER[0], "data._target_=own_kit.cannot_be_had", url], Lifetime()) == USER_ERROR
+    assert attempt([CLASSIFIER[0], "data._target_=tests.kits.own_kit.cannot_be_had", url], Lifetime()) == USER_ERROR
     out, err = capsys.readouterr()
     assert "no answer from https://***@host/x?***" in err
     assert not re.search("hunter2|s3cret", out + err)

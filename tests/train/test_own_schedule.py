@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from config_kit import configured, problems
 from mingpt.cli import cli
 from mingpt.compose.stored import replay_config
 from mingpt.errors import UserError
@@ -17,10 +16,11 @@ from mingpt.replay.replaying import replay
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.store import Store
 from mingpt.train import resume
-from paths_kit import ROOT
-from replay_kit import train_here
-from snapshot_kit import ALONE, PROVENANCE
-from told import Told
+from tests.kits.config_kit import configured, problems
+from tests.kits.paths_kit import ROOT
+from tests.kits.replay_kit import train_here
+from tests.kits.snapshot_kit import ALONE, PROVENANCE
+from tests.kits.told import Told
 
 OWN = "schedule._target_=examples.own_schedule.one_minus_sqrt"
 
@@ -42,12 +42,12 @@ def test_the_learning_rates_are_those_of_the_function(tmp_path: Path, text: Path
 @pytest.mark.parametrize(
     "given",
     [
-        "own_kit.without_step",
-        "own_kit.by_chance",
-        "own_kit.falls_below schedule.by=0.1",
-        "own_kit.falls_below schedule.buy=0.1",
-        "own_kit.divides",
-        "own_kit.CLASSIFIER",
+        "tests.kits.own_kit.without_step",
+        "tests.kits.own_kit.by_chance",
+        "tests.kits.own_kit.falls_below schedule.by=0.1",
+        "tests.kits.own_kit.falls_below schedule.buy=0.1",
+        "tests.kits.own_kit.divides",
+        "tests.kits.own_kit.CLASSIFIER",
     ],
 )
 def test_what_is_no_schedule_is_a_mistake_before_anything_starts(given: str, told: Told) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from replay_kit import train_here
-from verb_kit import verified
+from tests.kits.replay_kit import train_here
+from tests.kits.verb_kit import verified
 
 
 @pytest.mark.parametrize("model", [(), ("model=modern-nano", "~model.dropout")])

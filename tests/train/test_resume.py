@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from config_kit import configured
 from mingpt.cli import cli
 from mingpt.config import affecting
 from mingpt.config.keys import keys
@@ -17,9 +16,10 @@ from mingpt.snapshot.store import Store
 from mingpt.train import resume
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from replay_kit import RANDOM, settings_of, train_here
-from snapshot_kit import ALONE
-from told import Told
+from tests.kits.config_kit import configured
+from tests.kits.replay_kit import RANDOM, settings_of, train_here
+from tests.kits.snapshot_kit import ALONE
+from tests.kits.told import Told
 
 NUMERICS = {"data": "d" * 64, "torch": "2"}
 # Settings that never affect the result, each with another value.

@@ -10,9 +10,9 @@ from mingpt.history.history import read_metrics
 from mingpt.train import evaluation
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from replay_kit import settings_of, train_here
-from told import Told
-from verb_kit import mingpt, verified
+from tests.kits.replay_kit import settings_of, train_here
+from tests.kits.told import Told
+from tests.kits.verb_kit import mingpt, verified
 
 SHORT = ("train.max_steps=8", "~track")
 SAMPLES = (*SHORT, "train.sample_every=4")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from config_kit import configured
 from mingpt.config.keys import KINDS
 from mingpt.config.models import Language
 from mingpt.data.own import source_of
@@ -22,8 +21,9 @@ from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from mingpt.train.factory import build
 from mingpt.world.lifetime import Lifetime
-from paths_kit import ran
-from run_kit import TINY
+from tests.kits.config_kit import configured
+from tests.kits.paths_kit import ran
+from tests.kits.run_kit import TINY
 
 STEPS, HALF = 4, 2
 SHORT = (

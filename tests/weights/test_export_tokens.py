@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-import bpe_kit
 from mingpt.data.bpe import HuggingFaceTokens
 from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary
 from mingpt.weights.writing import folder_of, write_folder
-from weights_kit import ours
+from tests.kits import bpe_kit
+from tests.kits.weights_kit import ours
 
 ODD = (
     " the king in woe!\n  1", "a \n\n b\r\n\tc   ", "é e\u0301 漢字 ﷽ Ċ Ġ",

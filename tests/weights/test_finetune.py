@@ -12,8 +12,8 @@ from mingpt.errors import UserError
 from mingpt.snapshot.reader import Loaded, read
 from mingpt.snapshot.store import Store
 from mingpt.train.factory import freeze
-from replay_kit import train_here
-from weights_kit import ours, saved
+from tests.kits.replay_kit import train_here
+from tests.kits.weights_kit import ours, saved
 
 FREEZE = "train.freeze=[transformer.wte.*,'transformer.h.[0].*']"
 

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import hub_kit
-from config_kit import configured
-from hub_kit import CONSTANTS, Hub, Repository
 from mingpt.cli import cli
 from mingpt.config.checks import missing_places
 from mingpt.data.bpe import read_tokenizer
@@ -26,10 +23,13 @@ from mingpt.train.attempt import attempt
 from mingpt.weights.fitting import form_of
 from mingpt.weights.reading import Weights, read_weights
 from mingpt.world.lifetime import Lifetime
-from prepare_kit import files
-from replay_kit import train_here
-from told import Told
-from weights_kit import WORDS, ours, saved
+from tests.kits import hub_kit
+from tests.kits.config_kit import configured
+from tests.kits.hub_kit import CONSTANTS, Hub, Repository
+from tests.kits.prepare_kit import files
+from tests.kits.replay_kit import train_here
+from tests.kits.told import Told
+from tests.kits.weights_kit import WORDS, ours, saved
 
 TOKEN = "a-token-that-nobody-may-see"
 NAME = "me/model"

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import bpe_kit
-from branch_kit import train
 from mingpt.commands.loading import load
 from mingpt.data.vocabulary import TextVocabulary
-from paths_kit import ROOT
-from run_kit import TIME_LIMIT
-from tasks_kit import write_tasks
-from verb_kit import mingpt, store
+from tests.kits import bpe_kit
+from tests.kits.branch_kit import train
+from tests.kits.paths_kit import ROOT
+from tests.kits.run_kit import TIME_LIMIT
+from tests.kits.tasks_kit import write_tasks
+from tests.kits.verb_kit import mingpt, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 PAGE = (ROOT / "docs/workloads-evaluate-generate.md").read_text()

@@ -21,10 +21,10 @@ from mingpt.data.vocabulary import Numbers
 from mingpt.model.modern import Modern, ModernConfig
 from mingpt.weights.reading import start_from
 from mingpt.weights.writing import folder_of, write_folder
-from model_kit import random_tokens, vivid
-from snapshot_kit import ALONE
-from told import Told
-from weights_kit import WORDS, change_config, logits
+from tests.kits.model_kit import random_tokens, vivid
+from tests.kits.snapshot_kit import ALONE
+from tests.kits.told import Told
+from tests.kits.weights_kit import WORDS, change_config, logits
 
 SIZES = {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "head_dim": 10, "n_embd": 24, "n_inner": 40, "block_size": 16}
 THEIRS: dict[str, Any] = {

@@ -13,9 +13,9 @@ from mingpt.data.vocabulary import NoTokens, Numbers, Vocabulary
 from mingpt.model.gpt2 import GPT
 from mingpt.snapshot.store import Store
 from mingpt.weights.reading import start_from
-from model_kit import random_tokens, vivid
-from snapshot_kit import ALONE, PROVENANCE, save, state_of
-from weights_kit import WORDS, logits, ours
+from tests.kits.model_kit import random_tokens, vivid
+from tests.kits.snapshot_kit import ALONE, PROVENANCE, save, state_of
+from tests.kits.weights_kit import WORDS, logits, ours
 
 Captured = pytest.CaptureFixture[str]
 

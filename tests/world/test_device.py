@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from config_kit import configured
 from mingpt.errors import UserError
 from mingpt.world.joining import _device
-from told import Told
+from tests.kits.config_kit import configured
+from tests.kits.told import Told
 
 
 @pytest.mark.parametrize(

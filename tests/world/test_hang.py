@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from config_kit import configured
 from mingpt.compute.optimizer import Update
 from mingpt.errors import CRASHED, FINISHED
 from mingpt.snapshot.writer import SnapshotWriter
@@ -23,8 +22,9 @@ from mingpt.world.hangreport import Report, locate, summary
 from mingpt.world.lifetime import Lifetime, Phase
 from mingpt.world.liveness import Watchdog
 from mingpt.world.world import Progress, World
-from run_kit import NewRun
-from told import Told
+from tests.kits.config_kit import configured
+from tests.kits.run_kit import NewRun
+from tests.kits.told import Told
 
 NAMES = ["all_gather", "all_to_all", "all_gather"] * 20
 

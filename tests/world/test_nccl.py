@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from config_kit import configured
 from mingpt.world import joining
 from mingpt.world.joining import ReportedFailure, join
-from node_kit import wait_until
+from tests.kits.config_kit import configured
+from tests.kits.node_kit import wait_until
 
 
 def test_a_process_that_fails_does_not_wait_for_the_others_and_keeps_its_code(monkeypatch: pytest.MonkeyPatch) -> None:

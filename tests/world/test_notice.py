@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fault_kit import STEPS, at_step, finish, launch
 from mingpt.world import notice
-from node_kit import Node, free_port, pending, wait_until
-from run_kit import NewRun
+from tests.kits.fault_kit import STEPS, at_step, finish, launch
+from tests.kits.node_kit import Node, free_port, pending, wait_until
+from tests.kits.run_kit import NewRun
 
 
 def events(*names: str) -> str:

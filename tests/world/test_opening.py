@@ -12,7 +12,7 @@ from mingpt.errors import CRASHED
 from mingpt.train.attempt import attempt
 from mingpt.world.joining import Opening
 from mingpt.world.lifetime import Lifetime
-from run_kit import TINY
+from tests.kits.run_kit import TINY
 
 
 @pytest.fixture

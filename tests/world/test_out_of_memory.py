@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from config_kit import configured
 from mingpt.errors import CRASHED, USER_ERROR
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Phase
-from told import Told
+from tests.kits.config_kit import configured
+from tests.kits.told import Told
 
 
 @pytest.mark.parametrize(

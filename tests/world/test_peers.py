@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mingpt.world.peers import GRACE_SECONDS
-from node_kit import Node, free_port, wait_until
-from own_kit import OwnRun, own_run
+from tests.kits.node_kit import Node, free_port, wait_until
+from tests.kits.own_kit import OwnRun, own_run
 
 WORLD = 3
 

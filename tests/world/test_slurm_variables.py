@@ -9,8 +9,8 @@ import pytest
 from mingpt.cli import cli
 from mingpt.errors import UserError
 from mingpt.world import slurm
-from node_kit import Node, wait_until
-from told import Told
+from tests.kits.node_kit import Node, wait_until
+from tests.kits.told import Told
 
 # The batch script of `sbatch --nodes=2 --ntasks-per-node=2 --gpus-per-task=1`, on the first of its nodes.
 BATCH = {

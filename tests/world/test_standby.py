@@ -18,7 +18,7 @@ import pytest
 from mingpt.world import standby
 from mingpt.world.env import AGENT_PID
 from mingpt.world.lifetime import STOP_SIGNALS
-from node_kit import wait_until
+from tests.kits.node_kit import wait_until
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
