@@ -13,11 +13,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from mingpt.cli.console import printable, say
-from mingpt.cli.redact import BLANK, without_secrets
 from mingpt.compose.commandline import CommandLine
 from mingpt.compose.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
 from mingpt.config.affecting import settings
-from mingpt.config.configfile import NAME, create_config
+from mingpt.config.configfile import NAME, create_config, lacks_secret, public_config
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
 from mingpt.errors import Damaged, UserError
@@ -55,7 +54,7 @@ def fork_command(options: argparse.Namespace) -> int:
         options.trust,
     )
     # The parent's config has no secrets any more: this one's must not look like changes of it.
-    before, after = without_secrets(manifest.config), without_secrets(config.model_dump())
+    before, after = manifest.config, public_config(config)
     old, new = settings(before)[0], settings(after)[0]
     differing = [key for key in sorted(new) if old.get(key) != new[key] and not is_below(key, OF_EACH_RUN)]
     keys = [key for key in differing if is_below(key, given) or not is_own_place(key)]
@@ -71,7 +70,7 @@ def fork_command(options: argparse.Namespace) -> int:
         say(f"it has no steps left, since train.max_steps={config.train.max_steps}: give a larger number")
         command += " train.max_steps=…"
     say(f"train it: {command}")
-    if secrets := [key for key, value in leaves(after) if isinstance(value, str) and BLANK in value]:
+    if secrets := [key for key, value in leaves(after) if lacks_secret(value)]:
         say(f"and add {', '.join(f'{key}=…' for key in secrets)}: a run's files hold no secrets")
     return 0
 

@@ -38,6 +38,8 @@ def printed(line: CommandLine, overrides: Sequence[str]) -> str:
 def blanked(override: str) -> str:
     """An override without secrets that Hydra can read. (In its answer, which folds long lines, some are missed.)"""
     text = str(without_secrets(override))
+    if text == override:
+        return text
     try:
         OverridesParser.create().parse_override(text)
     except HydraException:

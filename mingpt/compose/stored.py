@@ -13,11 +13,11 @@ from hydra.core.config_store import ConfigStore
 
 from mingpt.cli.command import quoted
 from mingpt.cli.console import printable
-from mingpt.cli.redact import BLANK
 from mingpt.compose.commandline import FIRST, CommandLine
 from mingpt.compose.compose import configure
 from mingpt.compose.groups import groups
 from mingpt.config.affecting import settings
+from mingpt.config.configfile import lacks_secret
 from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, takes_any, value_of
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
@@ -124,7 +124,7 @@ def problems_of_places(value: object, source: str) -> list[str]:
     if not isinstance(value, str):
         return []
     scheme, separator, _ = value.partition("://")
-    if separator and BLANK in value:
+    if separator and lacks_secret(value):
         return ["has a secret in its URL, and snapshots keep no secrets"]
     shown = f"is {value!r} in the snapshot's config, which may be a stranger's"
     if "::" in value or not value.isprintable():
@@ -146,11 +146,6 @@ def is_below(key: str, names: Container[str]) -> bool:
 
 def is_own_place(key: str) -> bool:
     return key.startswith("data.") and key.rpartition(".")[2] in OWN_PLACE
-
-
-def shown_key(key: str) -> str:
-    """A stored key for a message: a line end in a stranger's would forge a line."""
-    return printable(key)
 
 
 def _taken(
@@ -176,12 +171,12 @@ def _taken(
         if key.partition(".")[0] not in Config.model_fields or is_below(key, replaced) or not wanted(key):
             continue
         values[key] = value
-        cure = f"give {shown_key(key)}=…"
+        cure = f"give {printable(key)}=…"
         if problem := _unresolved(key, value):
-            problems.append(f"{shown_key(key)} {problem}: {cure}")
+            problems.append(f"{printable(key)} {problem}: {cure}")
         elif not trust and _is_place(key, value):
             cure += "" if trust is None else ", or --trust if the run is your own"
-            problems += [f"{shown_key(key)} {problem}: {cure}" for problem in _problems(key, value, source)]
+            problems += [f"{printable(key)} {problem}: {cure}" for problem in _problems(key, value, source)]
     return values, problems
 
 
@@ -203,7 +198,8 @@ def _problems(key: str, value: object, source: str) -> list[str]:
 def _is_place(key: str, value: object) -> bool:
     """Whether a value may name a place or a program: a text that is none of the schema's words, or a list of names."""
     words, own = set(_texts(value)), key.partition(".")[0] not in KINDS
-    if not words or value == BLANK or (own and (key not in keys() or value == value_of(key, {}))):
+    whole_secret = lacks_secret(value) and "://" not in str(value)
+    if not words or whole_secret or (own and (key not in keys() or value == value_of(key, {}))):
         return False
     return not words <= set(choices(key)) or (own and isinstance(value, list))
 
@@ -238,7 +234,7 @@ def _of_weights(key: str) -> bool:
 
 def _elsewhere(arguments: Sequence[str], allowed: Sequence[str]) -> list[str]:
     """A problem for each argument that is not this program's."""
-    names = [shown_key(key) for key in sorted(_named(arguments)) if not is_below(key, allowed)]
+    names = [printable(key) for key in sorted(_named(arguments)) if not is_below(key, allowed)]
     if CommandLine.of(arguments).name != FIRST:
         names.append("--config-name")
     return [f"{name} can't be set here, only {', '.join(allowed)}" for name in names]
