@@ -3,12 +3,10 @@
 import argparse
 import os
 from pathlib import Path
-from typing import get_args
 
 from mingpt.cli.command import Parser
 from mingpt.cli.options import config_places
 from mingpt.prepare.corpora import CORPORA, DATASETS
-from mingpt.prepare.forms import Form
 
 
 def fetch(parser: Parser) -> None:
@@ -45,7 +43,9 @@ def prepare(parser: Parser) -> None:
     )
     parser.add_argument("--out", required=True, metavar="URL", help="the data set's folder")
     parser.add_argument("--tokenizer", required=True, metavar="URL", help="GPT-2's vocab.bpe, or a tokenizer.json")
-    parser.add_argument("--form", choices=get_args(Form), help="of all files (default: as their names end)")
+    parser.add_argument(
+        "--form", choices=("text", "jsonl", "csv", "parquet"), help="of all files (default: as their names end)"
+    )
     parser.add_argument("--field", metavar="NAME", default="text", help="field or column with the text (default: text)")
     parser.add_argument(
         "--separator", metavar="TEXT", default="", help="between the documents of a text file (default: one a file)"

@@ -5,8 +5,6 @@ from typing import Any
 
 from mingpt.cli.command import FROM_ENV, FROM_ENV_HELP, Parser
 
-URL = "RUN, RUN@STEP or RUN@best, by validation loss (or a folder of snapshots, or of one)"
-
 
 def json_option(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs: one JSON document in one line on stdout")
@@ -22,7 +20,9 @@ def config_places(parser: Parser) -> None:
 
 def snapshot(parser: Parser, otherwise: str = "", step: type | Callable[[str], Any] = int) -> None:
     """otherwise: which snapshots without --step; empty: there is no --step."""
-    parser.add_argument("url", metavar="URL", help=URL)
+    parser.add_argument(
+        "url", metavar="URL", help="RUN, RUN@STEP or RUN@best, by validation loss (or a folder of snapshots, or of one)"
+    )
     if otherwise:
         parser.add_argument("--step", type=step, metavar="N", help=f"the snapshot of this step (default: {otherwise})")
 

@@ -1,7 +1,6 @@
 """The options of `mingpt snapshots` and its commands, two of which are verbs, too."""
 
 import argparse
-from argparse import BooleanOptionalAction
 from functools import partial
 
 from mingpt.cli.command import Parser
@@ -64,7 +63,9 @@ def prune(parser: Parser) -> None:
     snapshot(parser)
     parser.add_argument("--keep", type=POSITIVE, metavar="N", help="the newest N stay")
     parser.add_argument("--keep-every", type=NUMBER, metavar="N", help="multiples of N stay; 0: none")
-    parser.add_argument("--keep-best", action=BooleanOptionalAction, help="the best by validation loss stays, or not")
+    parser.add_argument(
+        "--keep-best", action=argparse.BooleanOptionalAction, help="the best by validation loss stays, or not"
+    )
     parser.add_argument(
         "--older-than", type=POSITIVE, metavar="SECONDS",
         help="age from which files without a snapshot are a dead writer's (default: 86400, a day)",

@@ -31,7 +31,6 @@ from mingpt.train.resume import changed
 
 
 def fork_command(options: argparse.Namespace) -> int:
-
     found = find(options.source)
     step = found.steps[0]
     with damage_as(UserError, found.store, step, ": choose another step"):
@@ -63,8 +62,7 @@ def fork_command(options: argparse.Namespace) -> int:
         say(printable(f"{key}={value}, as in the snapshot's config"))
     for key in differing:
         say(printable(f"{key}: {old.get(key)} -> {new[key]}"))
-    what = f"step {step} of {printable(manifest.run)}, digest {manifest.digest}"
-    say(f"{config.run.dir} continues {what}")
+    say(f"{config.run.dir} continues step {step} of {printable(manifest.run)}, digest {manifest.digest}")
     command = _continues(config, options.overrides)
     if step >= config.train.max_steps:
         say(f"it has no steps left, since train.max_steps={config.train.max_steps}: give a larger number")
@@ -103,8 +101,7 @@ def _fork(
         others = {*target.folders()} - {manifest.step}
         theirs = manifest_or_none(target, manifest.step) if manifest.step in target.steps() else None
         if others or newest_number(run_dir) or (theirs and parent_of(theirs) != parent):
-            what = f"{run_dir}: a run is there already"
-            raise UserError(f"{what}, and it stays: give a place of its own")
+            raise UserError(f"{run_dir}: a run is there already, and it stays: give a place of its own")
 
     check()
     make_run_dir(run_dir)

@@ -9,6 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from mingpt.cli.redact import BLANK, without_secrets
+from mingpt.config.keys import held_at
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.files.folder import Folder
@@ -36,9 +37,7 @@ def overrides_line(overrides: Sequence[str], config: Config) -> str:
     shown, said = public_config(config), dict[str, str]()
     for text in overrides:
         key = text.partition("=")[0].lstrip("+~")
-        value: Any = shown
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
+        value = held_at(key, shown)
         if value is not None and not isinstance(value, dict):
             said[key] = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
         else:  # a group and its option, or something that is told by its key alone

@@ -55,14 +55,13 @@ def find(section: str, path: str) -> Callable[..., Any]:
     search_here_too()
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name + ".").startswith(error.name + "."):
-            cure = "the examples are in the project's checkout, not in the installed package: start in the checkout"
-            if error.name != "examples":
-                cure = "check the spelling, and start in the folder that it lies in"
-            raise UserError(f"{shown}: there is no module {error.name!r}: {cure}, or put that on PYTHONPATH") from error
-        raise UserError(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            cure = "the examples are in the project's checkout, not in the installed package: start in the checkout"
+            if missing != "examples":
+                cure = "check the spelling, and start in the folder that it lies in"
+            raise UserError(f"{shown}: there is no module {missing!r}: {cure}, or put that on PYTHONPATH") from error
         raise UserError(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
     target = getattr(module, name, None)
     if target is None:

@@ -29,9 +29,8 @@ from mingpt.files.storage import place, without_query
 from mingpt.prepare.documents import Options, blocks
 from mingpt.prepare.encoding import Tokenizer, encoded
 from mingpt.prepare.finished import commits_of, finished, hash_of
-from mingpt.prepare.forms import Form
 from mingpt.prepare.shardwriter import SOURCES, Done, ShardWriter
-from mingpt.prepare.sources import File, find_files, identity_of
+from mingpt.prepare.sources import File, Form, find_files, identity_of
 
 RECORD_SECONDS = 0.25  # between two records of the progress, which is recorded after a file
 LOG_SECONDS = 10.0  # between two lines of a log
