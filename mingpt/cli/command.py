@@ -92,12 +92,11 @@ def code_of(act: Callable[[], int], interrupted: str = "") -> int:
         if isinstance(end.code, str):  # of a user's own code
             raise
         return end.code or 0
-    except UserError as error:
-        return _end(error, USER_ERROR)
-    except TransientError as error:
-        return _end(error, CRASHED)
-    except Unfit as error:
-        return _end(error, UNFIT)
+    except (UserError, TransientError, Unfit) as error:
+        complain(f"error: {error}")
+        if isinstance(error, Unfit):
+            return UNFIT
+        return USER_ERROR if isinstance(error, UserError) else CRASHED
     except KeyboardInterrupt as end:
         if interrupted:
             complain(interrupted)
@@ -125,8 +124,3 @@ def raising() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end(error: Exception, code: int) -> int:
-    complain(f"error: {error}")
-    return code

@@ -14,13 +14,17 @@ SECRET_NAME = r"token|password|passwd|secret|connection_?string|api_?key|account
 # (`notify`: the address of a webhook is a secret as a whole.)
 # At the end of a key's or variable's name: `token`, `hf_token`, `AccountKey`; not `tokens`, `tokenizer`, `n_key`.
 NAME = re.compile(rf"(?:^|.*[._\-])(?:{SECRET_NAME}|key|credentials?)$", re.I)
-# Inside a text: `data.token=…`, `AccountKey=…`, `'token': '…'`, `{token: …}`; up to the next quote if the value is in
-# quotes. A shell's quoting makes `'"'"'` of these, and Python's and JSON's put a backslash before them. Not a bare
-# `key=` or `token: …`, which our messages use for any key, and not `health.notify=null`: no value is no secret.
-NAMED = re.compile(
-    rf"(?i)((?:{SECRET_NAME}|credentials?|[\w]\.key|--key)(?:=|\\*['\"]\s*:\s*))(?!(?:null|None)\b)"
-    rf"(\\*['\"]|'\"'\"')?(?(2)[^'\"]+|[^\s'\"]+?(?=[:;,.)\]}}]*(?:[\s'\"]|$)))"
+# Inside a text: `data.token=…`, `AccountKey=…`, `'token': '…'`, `{token: …}`. Not a bare `key=` or `token: …`, which
+# our messages use for any key, and not `health.notify=null`: no value is no secret.
+NAMED_KEY = rf"{SECRET_NAME}|credentials?|[\w]\.key|--key|(?<=['\"])key(?=\\*['\"])|(?-i:[a-z0-9]Key)"
+NAMED_VALUE = (
+    r"('\"'\"'|\\+['\"])[^'\"]+",  # quotes that were quoted: by a shell, or with a backslash by Python and JSON
+    r"(')(?:\\.|[^'\\])+",
+    r'(")(?:\\.|[^"\\])+',
+    r"[\[{(].*[\]})]",  # a list or a dict: to the last bracket of the line, since texts in it may have brackets, too
+    r"[^\s'\"]+?(?=[:;,.)\]}]*(?:[\s'\"]|$))",
 )
+NAMED = re.compile(rf"(?i)((?:{NAMED_KEY})(?:=|\\*['\"]\s*:\s*))(?!(?:null|None)\b)(?:{'|'.join(NAMED_VALUE)})")
 BRACES = re.compile(r"\{.*\}")
 IN_BRACES = re.compile(rf"(?i)((?:{SECRET_NAME}|credentials?|key):\s)(['\"])?(?(2)[^'\"]+|[^\s'\",}}]+)")
 KNOWN = re.compile(r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_\-]{6,}")
@@ -81,7 +85,7 @@ def _text(text: str, secrets: list[str], query: re.Pattern[str]) -> str:
         text = USER.sub(f"://{BLANK}@", text)
         text = query.sub(rf"\1{BLANK}", text)
         text = PARAMETER.sub(rf"\1{BLANK}", text)
-    text = NAMED.sub(rf"\1\2{BLANK}", text)
+    text = NAMED.sub(rf"\1\2\3\4{BLANK}", text)
     text = BRACES.sub(lambda braces: IN_BRACES.sub(rf"\1\2{BLANK}", braces[0]), text)
     return KNOWN.sub(BLANK, text)
 

@@ -13,11 +13,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from mingpt.cli.console import printable, say
-from mingpt.cli.redact import BLANK, without_secrets
 from mingpt.compose.commandline import CommandLine
 from mingpt.compose.stored import OF_EACH_RUN, fork_config, is_below, is_own_place
 from mingpt.config.affecting import settings
-from mingpt.config.configfile import NAME, create_config
+from mingpt.config.configfile import NAME, create_config, lacks_secret, public_config
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
 from mingpt.errors import Damaged, UserError
@@ -32,7 +31,6 @@ from mingpt.train.resume import changed
 
 
 def fork_command(options: argparse.Namespace) -> int:
-
     found = find(options.source)
     step = found.steps[0]
     with damage_as(UserError, found.store, step, ": choose another step"):
@@ -55,7 +53,7 @@ def fork_command(options: argparse.Namespace) -> int:
         options.trust,
     )
     # The parent's config has no secrets any more: this one's must not look like changes of it.
-    before, after = without_secrets(manifest.config), without_secrets(config.model_dump())
+    before, after = manifest.config, public_config(config)
     old, new = settings(before)[0], settings(after)[0]
     differing = [key for key in sorted(new) if old.get(key) != new[key] and not is_below(key, OF_EACH_RUN)]
     keys = [key for key in differing if is_below(key, given) or not is_own_place(key)]
@@ -64,14 +62,13 @@ def fork_command(options: argparse.Namespace) -> int:
         say(printable(f"{key}={value}, as in the snapshot's config"))
     for key in differing:
         say(printable(f"{key}: {old.get(key)} -> {new[key]}"))
-    what = f"step {step} of {printable(manifest.run)}, digest {manifest.digest}"
-    say(f"{config.run.dir} continues {what}")
+    say(f"{config.run.dir} continues step {step} of {printable(manifest.run)}, digest {manifest.digest}")
     command = _continues(config, options.overrides)
     if step >= config.train.max_steps:
         say(f"it has no steps left, since train.max_steps={config.train.max_steps}: give a larger number")
         command += " train.max_steps=…"
     say(f"train it: {command}")
-    if secrets := [key for key, value in leaves(after) if isinstance(value, str) and BLANK in value]:
+    if secrets := [key for key, value in leaves(after) if lacks_secret(value)]:
         say(f"and add {', '.join(f'{key}=…' for key in secrets)}: a run's files hold no secrets")
     return 0
 
@@ -104,8 +101,7 @@ def _fork(
         others = {*target.folders()} - {manifest.step}
         theirs = manifest_or_none(target, manifest.step) if manifest.step in target.steps() else None
         if others or newest_number(run_dir) or (theirs and parent_of(theirs) != parent):
-            what = f"{run_dir}: a run is there already"
-            raise UserError(f"{what}, and it stays: give a place of its own")
+            raise UserError(f"{run_dir}: a run is there already, and it stays: give a place of its own")
 
     check()
     make_run_dir(run_dir)

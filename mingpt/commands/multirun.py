@@ -27,11 +27,11 @@ from omegaconf import DictConfig
 
 from mingpt.cli.command import quoted
 from mingpt.cli.console import complain, say
-from mingpt.cli.redact import without_secrets
 from mingpt.compose.commandline import FIRST, SEARCHPATH, CommandLine, options_given, parser
 from mingpt.compose.compose import configure
 from mingpt.compose.groups import config_dir
 from mingpt.compose.overrides import first_line, hydra_of
+from mingpt.compose.printing import blanked
 from mingpt.config.checks import missing_places
 from mingpt.errors import FINISHED, STOPPED, UserError
 from mingpt.files.storage import install
@@ -146,7 +146,7 @@ def _checked(options: argparse.Namespace) -> tuple[str, list[str]]:
     if options.cfg or options.info:
         problems.append("--cfg and --info are for one run: leave -m and --multirun out, or these")
     for text in options.overrides:
-        shown = str(without_secrets(text))  # also to find out whether there is a secret in it
+        shown = blanked(text)  # also to find out whether there is a secret in it
         if text.partition("=")[0].lstrip("+~") in PLACES:
             problems.append(f"{shown}: each job has a place of its own: hydra.sweep.dir=… is the folder of all")
         elif shown != text:

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from mingpt.cli.command import UNFIT
-from mingpt.cli.console import as_lines, complain, printable, say, say_json
+from mingpt.cli.console import as_lines, complain, printable, say, say_json, shortened
 from mingpt.commands.replay_out import store
-from mingpt.commands.samples import shown_sample
+from mingpt.data.vocabulary import TextVocabulary, Vocabulary
 from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
 from mingpt.model.language import LanguageModel
@@ -18,6 +18,7 @@ from mingpt.snapshot.reader import split_url
 
 Shown = dict[str, Any]
 LONGEST = 100  # characters of a sample in a line
+MOST = 500  # and in JSON
 
 
 def replay_command(options: Namespace) -> int:
@@ -107,10 +108,20 @@ def _look(run: Replay, change: Change, samples: int) -> tuple[Again, Shown]:
         "skipped": figures.skips > 0,
         "loss_scale": float(bench.context.update.loss_scale) if bench.config.precision == "fp16" else None,
         "losses": [s.loss for s in seen],
-        "worst": [shown_sample(s, bench.source.vocabulary) for s in ordered[:samples]],
-        "best": [shown_sample(s, bench.source.vocabulary) for s in reversed(best)],
+        "worst": [_shown(s, bench.source.vocabulary) for s in ordered[:samples]],
+        "best": [_shown(s, bench.source.vocabulary) for s in reversed(best)],
         "layers": [asdict(layer) for layer in layers(bench, before, figures, largest)],
     }
+
+
+def _shown(sample: Sample, vocabulary: Vocabulary) -> Shown:
+    """A training sample for people and for JSON: what is known of it, and its `text`."""
+    known = {k: v for k, v in asdict(sample).items() if k != "tokens"}
+    if isinstance(vocabulary, TextVocabulary):
+        text = vocabulary.decode([token for token in sample.tokens if token < vocabulary.size])
+    else:
+        text = " ".join(map(str, sample.tokens))
+    return known | {"text": shortened(text, MOST)}
 
 
 def _bits(again: Again) -> Shown:

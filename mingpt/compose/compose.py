@@ -47,7 +47,9 @@ def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True
     raw, unresolved = resolved(composed, follows)
     if any(getattr(line.options, name) for name in PRINTS) and not problems:
         wrong = [unknown(key, raw) for key in raw if key not in Config.model_fields]
-        if wrong := [*wrong, *(unresolved if line.options.resolve else ())]:
+        if line.options.resolve:
+            wrong += unresolved
+        if wrong:
             raise UserError(*wrong)
         say(printed(line, [o for o in overrides if o.startswith("hydra") or not line.options.hydra_help]))
         return None
@@ -70,12 +72,11 @@ def printing(arguments: list[str]) -> int:
 
 def refuse_the_time(arguments: Sequence[str]) -> None:
     """Raise UserError if values of the config follow the clock (`${now:…}`), for a run of several starts."""
-    if not resolvers.asked_for_time():
+    if not resolvers.asked:
         return
     _, composed, _ = composed_of(CommandLine.of(arguments))
     unresolved: Any = OmegaConf.to_container(composed, resolve=False)
-    timed = [key for key, value in leaves(unresolved) if resolvers.ASKS.search(str(value))]
-    if timed:
+    if timed := [key for key, value in leaves(unresolved) if resolvers.ASKS.search(str(value))]:
         raise UserError(
             f"{', '.join(timed)}: ${{now:…}} is another time in each process and at each restart, which would begin "
             f"another run: write the value out, or take one that stays, such as ${{oc.env:SLURM_JOB_ID}}"

@@ -58,9 +58,8 @@ def _at_once(line: CommandLine) -> tuple[list[str], DictConfig, list[str]] | Non
     if any(f"{section}.{key}" in named for section in KINDS for key in ("kind", "_target_")):
         return None
     kinds = dict[str, dict[str, str]]()
-    for section, of in KINDS.items():
-        chosen_kind = named.get(section)
-        kinds[section] = {"kind": chosen_kind if chosen_kind in of else next(iter(of))}
+    for section in KINDS:
+        kinds[section] = {"kind": kind_of(section, {"kind": named.get(section)})}
     for _ in range(2):
         good = [*_schemas(kinds), *chosen]
         try:

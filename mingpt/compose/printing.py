@@ -22,8 +22,7 @@ def printed(line: CommandLine, overrides: Sequence[str]) -> str:
     given = vars(line.options)
     options = [f"--{name.replace('_', '-')}" + (f"={given[name]}" if given[name] is not True else "")
                for name in (*PRINTS, "shell_completion", "package", "resolve") if given[name]]  # fmt: skip
-    shown = map(blanked, overrides)
-    before, sys.argv = sys.argv, [sys.argv[0], *options_given(line.options), *options, *shown]
+    before, sys.argv = sys.argv, [sys.argv[0], *options_given(line.options), *options, *map(blanked, overrides)]
     try:
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as wrong:
             hydra.main(config_path=line.main, config_name=FIRST, version_base="1.3")(lambda _: None)()
@@ -38,6 +37,8 @@ def printed(line: CommandLine, overrides: Sequence[str]) -> str:
 def blanked(override: str) -> str:
     """An override without secrets that Hydra can read. (In its answer, which folds long lines, some are missed.)"""
     text = str(without_secrets(override))
+    if text == override:
+        return text
     try:
         OverridesParser.create().parse_override(text)
     except HydraException:

@@ -16,7 +16,7 @@ MOMENT = "MINGPT_MOMENT"  # seconds since 1970; set by mingpt.launch for its wor
 ASKS = re.compile(r"\$\{\s*now\s*:")
 LONGEST = 100  # characters of a job's name
 
-_asked: list[str] = []  # the patterns that were resolved
+asked: list[str] = []  # the patterns that configs of this process have resolved
 
 
 def take_now() -> None:
@@ -24,13 +24,8 @@ def take_now() -> None:
     OmegaConf.register_new_resolver("now", _now, replace=True)
 
 
-def asked_for_time() -> bool:
-    """Whether a config of this process has asked for the time."""
-    return bool(_asked)
-
-
 def _now(pattern: str) -> str:
-    _asked.append(pattern)
+    asked.append(pattern)
     moment = float(os.environ.get(MOMENT) or time.time())
     return datetime.fromtimestamp(moment).strftime(pattern)
 

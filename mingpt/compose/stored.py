@@ -13,12 +13,12 @@ from hydra.core.config_store import ConfigStore
 
 from mingpt.cli.command import quoted
 from mingpt.cli.console import printable
-from mingpt.cli.redact import BLANK
 from mingpt.compose.commandline import FIRST, CommandLine
 from mingpt.compose.compose import configure
 from mingpt.compose.groups import groups
 from mingpt.config.affecting import settings
-from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, takes_any, value_of
+from mingpt.config.configfile import lacks_secret
+from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, value_of
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 
@@ -47,13 +47,13 @@ def fork_config(
     A key that the command line does not name keeps its value, also where a default would follow another key.
     source: the run's directory. trust: it is the user's own run: its places stay.
     """
-    own = [f"run.name={quoted(name)}", f"run.dir={quoted(run_dir)}"]
+    arguments = [f"run.name={quoted(name)}", f"run.dir={quoted(run_dir)}", *overrides]
 
     def wanted(key: str) -> bool:
         return not is_below(key, OF_EACH_RUN) and (trust or not is_own_place(key))
 
-    values, problems = _taken(stored, [*own, *overrides], wanted, source, trust)
-    config = _composed(values, [*own, *overrides], problems)
+    values, problems = _taken(stored, arguments, wanted, source, trust)
+    config = _composed(values, arguments, problems)
     return config, {key: value for key, value in values.items() if _is_place(key, value) and not is_own_place(key)}
 
 
@@ -93,12 +93,12 @@ def replay_config(
 
 def evaluation_config(stored: Mapping[str, Any], source: str, arguments: Sequence[str], world_size: int) -> Config:
     """A snapshot's config for a program that does not train. source: the run's directory."""
-    if takes_any("model", kind_of("model", stored.get("model"))):
+    if kind_of("model", stored.get("model")) == "own":
         raise UserError(
             "a model of one's own is never imported because a snapshot names it: train.eval_every=… measures it, and "
             "`mingpt replay RUN@STEP model._target_=… data._target_=…` computes a step of it"
         )
-    kept = ("model", *EVALUATION[:1], *EVALUATION[2:])
+    kept = ("model", "data", "precision", "batch.micro_size", "train.threads")
     values, problems = _taken(stored, arguments, lambda key: _of_weights(key) and is_below(key, kept), source)
     problems += _elsewhere(arguments, EVALUATION)
     for key, most in MOST.items():
@@ -116,26 +116,23 @@ def evaluation_config(stored: Mapping[str, Any], source: str, arguments: Sequenc
 
 def problems_of_places(value: object, source: str) -> list[str]:
     """What keeps the texts in a stored value from being taken for places. source: the run's directory."""
-    if isinstance(value, (list, dict)):
-        problems = list[str]()
-        for inner in value.values() if isinstance(value, dict) else value:
-            problems += problems_of_places(inner, source)
-        return problems
-    if not isinstance(value, str):
-        return []
-    scheme, separator, _ = value.partition("://")
-    if separator and BLANK in value:
-        return ["has a secret in its URL, and snapshots keep no secrets"]
-    shown = f"is {value!r} in the snapshot's config, which may be a stranger's"
-    if "::" in value or not value.isprintable():
-        return [f"{shown}: chained URLs and control characters are not taken from there"]
+    return [problem for text in _texts(value) if (problem := _problem_of_place(text, source))]
+
+
+def _problem_of_place(text: str, source: str) -> str | None:
+    scheme, separator, _ = text.partition("://")
+    if separator and lacks_secret(text):
+        return "has a secret in its URL, and snapshots keep no secrets"
+    shown = f"is {text!r} in the snapshot's config, which may be a stranger's"
+    if "::" in text or not text.isprintable():
+        return f"{shown}: chained URLs and control characters are not taken from there"
     if separator and scheme not in BUCKETS:
-        return [f"{shown}: of URLs, only those of buckets ({', '.join(BUCKETS)}) are taken from there"]
-    if not separator and (re.match("[/~\\\\]|[A-Za-z0-9+.-]*:", value) or ".." in re.split(r"[/\\]", value)):
-        return [f"{shown}: of paths, only those below the working directory are taken from there"]
-    if is_within(value, source):
-        return [f"{shown}: nothing in the run's own directory is taken from there"]
-    return []
+        return f"{shown}: of URLs, only those of buckets ({', '.join(BUCKETS)}) are taken from there"
+    if not separator and (re.match("[/~\\\\]|[A-Za-z0-9+.-]*:", text) or ".." in re.split(r"[/\\]", text)):
+        return f"{shown}: of paths, only those below the working directory are taken from there"
+    if is_within(text, source):
+        return f"{shown}: nothing in the run's own directory is taken from there"
+    return None
 
 
 def is_below(key: str, names: Container[str]) -> bool:
@@ -146,11 +143,6 @@ def is_below(key: str, names: Container[str]) -> bool:
 
 def is_own_place(key: str) -> bool:
     return key.startswith("data.") and key.rpartition(".")[2] in OWN_PLACE
-
-
-def shown_key(key: str) -> str:
-    """A stored key for a message: a line end in a stranger's would forge a line."""
-    return printable(key)
 
 
 def _taken(
@@ -167,7 +159,7 @@ def _taken(
     names, values, problems = _named(arguments), dict[str, Any](), list[str]()
     replaced = {*names}
     for section in KINDS:
-        own_code = takes_any(section, kind_of(section, stored.get(section)))
+        own_code = kind_of(section, stored.get(section)) == "own"
         # Of another kind, or code of the user's own in place of a kind: the stored keys are none of its.
         if f"{section}.kind" in names or (f"{section}._target_" in names and not own_code):
             replaced.add(section)
@@ -176,12 +168,12 @@ def _taken(
         if key.partition(".")[0] not in Config.model_fields or is_below(key, replaced) or not wanted(key):
             continue
         values[key] = value
-        cure = f"give {shown_key(key)}=…"
+        cure = f"give {printable(key)}=…"
         if problem := _unresolved(key, value):
-            problems.append(f"{shown_key(key)} {problem}: {cure}")
+            problems.append(f"{printable(key)} {problem}: {cure}")
         elif not trust and _is_place(key, value):
             cure += "" if trust is None else ", or --trust if the run is your own"
-            problems += [f"{shown_key(key)} {problem}: {cure}" for problem in _problems(key, value, source)]
+            problems += [f"{printable(key)} {problem}: {cure}" for problem in _problems(key, value, source)]
     return values, problems
 
 
@@ -203,7 +195,8 @@ def _problems(key: str, value: object, source: str) -> list[str]:
 def _is_place(key: str, value: object) -> bool:
     """Whether a value may name a place or a program: a text that is none of the schema's words, or a list of names."""
     words, own = set(_texts(value)), key.partition(".")[0] not in KINDS
-    if not words or value == BLANK or (own and (key not in keys() or value == value_of(key, {}))):
+    secret = lacks_secret(value) and "://" not in str(value)
+    if not words or secret or (own and (key not in keys() or value == value_of(key, {}))):
         return False
     return not words <= set(choices(key)) or (own and isinstance(value, list))
 
@@ -238,7 +231,7 @@ def _of_weights(key: str) -> bool:
 
 def _elsewhere(arguments: Sequence[str], allowed: Sequence[str]) -> list[str]:
     """A problem for each argument that is not this program's."""
-    names = [shown_key(key) for key in sorted(_named(arguments)) if not is_below(key, allowed)]
+    names = [printable(key) for key in sorted(_named(arguments)) if not is_below(key, allowed)]
     if CommandLine.of(arguments).name != FIRST:
         names.append("--config-name")
     return [f"{name} can't be set here, only {', '.join(allowed)}" for name in names]

@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from mingpt.cli.redact import without_secrets
+from mingpt.cli.redact import BLANK, without_secrets
+from mingpt.config.keys import held_at
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 from mingpt.files.folder import Folder
@@ -18,16 +19,25 @@ DEEPEST = 16  # a mixture's keys have 5 levels
 LONGEST = 2**17  # bytes; the largest of ours has some 3,000
 
 
+def public_config(config: Config) -> dict[str, Any]:
+    """The plain config without secrets, as a run's files have it."""
+    return dict(without_secrets(config.model_dump()))
+
+
+def lacks_secret(value: object) -> bool:
+    """Whether a value of a run's files has lost a secret."""
+    return isinstance(value, str) and BLANK in value
+
+
 def overrides_line(overrides: Sequence[str], config: Config) -> str:
     """What the command line sets. All other keys are in the file, and in what `--cfg job` prints.
 
     Values come from the config, in which each has its key: a text alone does not tell what is a secret.
     """
-    shown, said = without_secrets(config.model_dump()), dict[str, str]()
+    shown, said = public_config(config), dict[str, str]()
     for text in overrides:
-        key, value = text.partition("=")[0].lstrip("+~"), shown
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
+        key = text.partition("=")[0].lstrip("+~")
+        value = held_at(key, shown)
         if value is not None and not isinstance(value, dict):
             said[key] = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
         else:  # a group and its option, or something that is told by its key alone
@@ -37,7 +47,7 @@ def overrides_line(overrides: Sequence[str], config: Config) -> str:
 
 def as_yaml(config: Config) -> str:
     """The resolved config for people, without secrets."""
-    return OmegaConf.to_yaml(OmegaConf.create(without_secrets(config.model_dump())))
+    return OmegaConf.to_yaml(OmegaConf.create(public_config(config)))
 
 
 def write_config(config: Config, log: Callable[[str], None]) -> None:

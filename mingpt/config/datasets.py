@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
-from mingpt.cli.redact import without_secrets
 from mingpt.config.kinds import CACHE_DIR, Data, of_part
 from mingpt.config.section import LARGEST, MISSING, NO_RESULT, AffectsResult, Own, Parts, follows
 
@@ -50,8 +49,9 @@ class Tokenized(CachedData):
                 "`mingpt fetch gpt2-vocabulary` writes"
             )
         if self.tokens != "bpe" and self.tokenizer is not None:
-            shown = without_secrets(self.tokenizer)
-            return f"data.tokenizer={shown}, but data.tokens={self.tokens}: set data.tokens=bpe, or leave it out"
+            return (
+                f"data.tokenizer={self.tokenizer}, but data.tokens={self.tokens}: set data.tokens=bpe, or leave it out"
+            )
         return None
 
     def extras(self) -> set[str]:
@@ -88,8 +88,10 @@ class ChatData(Tokenized):
 
     def problem(self) -> str | None:
         if self.template not in FORMS and self.tokens != "bpe":
-            shown = f"{TEMPLATE}={without_secrets(self.template)}"
-            return f"{shown}: neither chatml nor plain, and a tokenizer's needs data.tokens=bpe and data.tokenizer=…"
+            return (
+                f"{TEMPLATE}={self.template}: neither chatml nor plain, and a tokenizer's needs data.tokens=bpe and "
+                f"data.tokenizer=…"
+            )
         return super().problem()
 
     def places(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from mingpt.config.datasets import ChatData, MixData, OwnData, RandomData, Shard
 from mingpt.config.kinds import Kind
 from mingpt.config.models import GPTModel, ModernModel, OwnModel
 from mingpt.config.schema import OWN, Config
-from mingpt.config.section import Own, Parts, Section
+from mingpt.config.section import Parts, Section
 
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -37,11 +37,6 @@ FOLLOWED = re.compile(r"\$\{([\w.]+)\}")
 def named(schema: type[Section]) -> dict[str, FieldInfo]:
     """A section's keys, as they are written in a config."""
     return {field.alias or name: field for name, field in schema.model_fields.items()}
-
-
-def takes_any(section: str, kind: str) -> bool:
-    """Whether a kind has keys that no schema knows: the arguments of code of the user's own."""
-    return issubclass(KINDS[section][kind], Own)
 
 
 def parts_of(field: FieldInfo | None) -> dict[str, type[Section]]:

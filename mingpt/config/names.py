@@ -34,8 +34,7 @@ def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
     if having := kinds_having(section, name):
         return (
             f"{told} is not a key of {section}.kind={kind_of(section, held_at(section, raw))}, only of "
-            f"{', '.join(having)}: "
-            f"{cure}, or choose {section}.kind={having[0]}"
+            f"{', '.join(having)}: {cure}, or choose {section}.kind={having[0]}"
         )
     close = OTHERS.get(key) or _nearest(section, name, raw)
     return f"{told} is not a key{f' (did you mean {close}?)' if close else ''}"

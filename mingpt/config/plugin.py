@@ -14,7 +14,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from mingpt.cli.redact import without_secrets
 from mingpt.config.imports import imported_sha256, search_here_too
 from mingpt.config.section import Own
 from mingpt.errors import UserError
@@ -56,14 +55,13 @@ def find(section: str, path: str) -> Callable[..., Any]:
     search_here_too()
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name + ".").startswith(error.name + "."):
-            cure = "the examples are in the project's checkout, not in the installed package: start in the checkout"
-            if error.name != "examples":
-                cure = "check the spelling, and start in the folder that it lies in"
-            raise UserError(f"{shown}: there is no module {error.name!r}: {cure}, or put that on PYTHONPATH") from error
-        raise UserError(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            cure = "the examples are in the project's checkout, not in the installed package: start in the checkout"
+            if missing != "examples":
+                cure = "check the spelling, and start in the folder that it lies in"
+            raise UserError(f"{shown}: there is no module {missing!r}: {cure}, or put that on PYTHONPATH") from error
         raise UserError(f"{shown}: importing {module_name} failed: {describe(error, None)}") from error
     target = getattr(module, name, None)
     if target is None:
@@ -99,9 +97,7 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
         try:
             json.dumps(value, allow_nan=False)  # what manifests are written in
         except (TypeError, ValueError) as error:
-            # In a text the name of a key would no longer stand right before its value.
-            given_value = without_secrets({key: value})[key]
-            raise UserError(f"{section}.{key}={given_value!r}: must be a plain, finite value") from error
+            raise UserError(f"{section}.{key}={value!r}: must be a plain, finite value") from error
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # written in C: it will say so itself
@@ -159,8 +155,9 @@ def bound(section: str, settings: Own, **supplied: Any) -> Callable[..., Any]:
         except (UserError, MemoryError):
             raise
         except (Exception, SystemExit) as error:
-            # As above: by the keys' names, also those of dicts in dicts.
-            shown = ", ".join(f"{k}={v!r}" for k, v in without_secrets(more | arguments).items())
+            # A key of the config by its whole name: `data.key=…` is known for a secret where it is printed.
+            named = {f"{section}.{k}" if k in settings.arguments else k: v for k, v in (more | arguments).items()}
+            shown = ", ".join(f"{k}={v!r}" for k, v in named.items())
             raise UserError(
                 f"{section}._target_={settings.target} failed with ({shown}): {describe(error, target)}"
             ) from error

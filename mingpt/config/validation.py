@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mingpt.cli.console import printable
-from mingpt.cli.redact import BLANK, is_secret, without_secrets
 from mingpt.config.checks import impossible, missing_places
 from mingpt.config.keys import KINDS, SECTIONS, choices, filled, held_at, keys, kind_of, parts_in, schemas
 from mingpt.config.names import unknown
@@ -21,7 +20,7 @@ from mingpt.errors import UserError
 
 def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any], typed: Container[str] | None) -> str:
     """One line for one of pydantic's findings: the key, what it holds, what it takes."""
-    given, kind = shown(key, error["input"]), error["type"]
+    given, kind = error["input"], error["type"]
     if kind == "extra_forbidden":
         return unknown(key, raw, in_file=typed is not None and ".".join(key.split(".")[:2]) not in typed)
     if kind == "literal_error":
@@ -40,16 +39,11 @@ def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any], typed: Contain
     return f"{key}={given!r}: {message}"
 
 
-def shown(key: str, value: object) -> Any:
-    """A value for a message."""
-    return BLANK if is_secret(key, value) else without_secrets(value)
-
-
 def _not_a_word(key: str, given: object) -> str:
-    given = printable(str(shown(key, given)))
-    close = get_close_matches(given, choices(key), n=1)
+    word = printable(str(given))
+    close = get_close_matches(word, choices(key), n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    return f"{key}={given} is not one of {', '.join(choices(key))}{hint}"
+    return f"{key}={word} is not one of {', '.join(choices(key))}{hint}"
 
 
 def _typed(raw: dict[str, Any]) -> tuple[Config | None, dict[str, ErrorDetails]]:
@@ -118,7 +112,7 @@ def validate(
         elif name not in SECTIONS and name not in KINDS:
             good[name] = value
         else:
-            problems.append(f"{name}={shown(name, value)!r} is a section of keys, not a value: set {name}.<key>=…")
+            problems.append(f"{name}={value!r} is a section of keys, not a value: set {name}.<key>=…")
     for name in KINDS:
         section = good.get(name, {})
         kind = kind_of(name, section)

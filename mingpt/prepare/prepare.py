@@ -21,18 +21,16 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from mingpt.cli.console import say
-from mingpt.cli.redact import without_secrets
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.dataset import MANIFEST, SPLITS, DataSet, Shard, dtype_for, to_bytes, tokens_in
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.files.folder import Folder
-from mingpt.files.storage import place
+from mingpt.files.storage import place, without_query
 from mingpt.prepare.documents import Options, blocks
 from mingpt.prepare.encoding import Tokenizer, encoded
 from mingpt.prepare.finished import commits_of, finished, hash_of
-from mingpt.prepare.forms import Form
 from mingpt.prepare.shardwriter import SOURCES, Done, ShardWriter
-from mingpt.prepare.sources import File, find_files, identity_of
+from mingpt.prepare.sources import File, Form, find_files, identity_of
 
 RECORD_SECONDS = 0.25  # between two records of the progress, which is recorded after a file
 LOG_SECONDS = 10.0  # between two lines of a log
@@ -69,7 +67,7 @@ def prepare(
         *([most] if most else []),
     )
     # A signature in a URL changes from day to day, and the same files are the same files.
-    versions = hash_of(plan, [[str(without_secrets(file.url)), file.version] for file in files])
+    versions = hash_of(plan, [[without_query(file.url), file.version] for file in files])
     with place("--out", out):
         if there := finished(folder, files, options, plan, versions if all(f.version for f in files) else ""):
             return there

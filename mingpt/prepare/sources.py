@@ -4,14 +4,20 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mingpt.cli.console import printable
 from mingpt.errors import UserError
 from mingpt.files import hub
 from mingpt.files.storage import name_of, open_fs, place, without_query
-from mingpt.prepare.forms import FORMS, PACKED, Form
 
+# What a file can hold, and how its name tells that. `mingpt prepare --form` takes the same words.
+Form = Literal["text", "jsonl", "csv", "parquet"]
+FORMS: dict[str, Form] = {
+    "txt": "text", "text": "text", "md": "text", "jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "csv": "csv",
+    "parquet": "parquet", "pq": "parquet",
+}  # fmt: skip
+PACKED = {"gz", "zst"}
 AT_ONCE = 16  # files whose stores are asked at a time
 # The entries of fsspec's `info` that change with a file's content, under the names that the stores' clients give them.
 VERSION_KEYS = (

@@ -178,6 +178,10 @@ def fails(hidden: int) -> nn.Module:
     raise ValueError(f"{hidden} is odd")
 
 
+def takes_all(**_: object) -> nn.Module:
+    raise ValueError("whatever it is given")
+
+
 def derived(vocab_size: int, block_size: int) -> nn.Module:
     """A class of somebody's own, over one of ours."""
 

@@ -9,6 +9,8 @@ from mingpt.cli import cli, redact
 from mingpt.cli.console import complain, printable, say
 from mingpt.cli.redact import is_secret, without_secrets
 from mingpt.compose import compose
+from mingpt.config import plugin
+from mingpt.config.section import Own
 from mingpt.errors import USER_ERROR, TransientError, UserError
 from mingpt.preflight.places import write
 from mingpt.train.attempt import attempt
@@ -141,6 +143,34 @@ def test_no_slip_tells_what_its_name_says_is_secret(form: str, output: Callable[
             compose.configure([form.format(name, CANARY)])
         say(str(error.value))
         nowhere(output())
+
+
+@pytest.mark.parametrize(
+    "form", ["health.notify=[{}]", "health.notify=[[{}]]", "health.notify={{a: {}}}", "observers={{{}: {}}}"]
+)
+def test_no_wrong_value_is_told_with_its_secret(form: str, output: Callable[[], str]) -> None:
+    """The error has the value as Python writes it; what prints the error takes the secret out."""
+    for name in NAMED:
+        words = [CANARY] if form.count("{}") == 1 else [name, CANARY]
+        with pytest.raises(UserError) as error:
+            compose.configure([form.format(*words)])
+        assert CANARY in str(error.value)
+        say(str(error.value))
+        nowhere(output())
+
+
+@pytest.mark.parametrize("value", [CANARY, f"[{CANARY}]", f"{{a: [{CANARY}]}}", f"{CANARY} x", f"'it\\'s {CANARY}'"])
+def test_code_of_ones_own_fails_without_its_secrets(value: str, output: Callable[[], str]) -> None:
+    for name in NAMED:
+        for key in (f"+model.{name}={value}", f"+model.more={{n: {{{name}: {value}}}}}"):
+            config = compose.configure(["experiment=classifier", "model._target_=own_kit.takes_all", key])
+            assert config is not None
+            assert isinstance(config.model, Own)
+            with pytest.raises(UserError) as error:
+                plugin.call("model", config.model)
+            assert CANARY in str(error.value)
+            say(str(error.value))
+            nowhere(output())
 
 
 def test_preflight_tells_no_secret(output: Callable[[], str]) -> None:

@@ -75,6 +75,17 @@ SENTENCES = [
     (json.dumps({"hf_token": "a b", "n": 1}), '{"hf_token": "***", "n": 1}'),
     (shlex.join(["data.token='a b'", "seed=2"]), shlex.join(["data.token='***'", "seed=2"])),
     ("a secret: give '${oc.env:NAME}'", "a secret: give '${oc.env:NAME}'"),
+    # What an error shows of a value: Python's own form of it, which may hold quotes, and lists and dicts.
+    ('health.notify="it\'s x": unknown', 'health.notify="***": unknown'),
+    ("data.token='it is \"x\"': unknown", "data.token='***': unknown"),
+    (f"data.token={'x y' + chr(39) + chr(34) + ' z'!r}: unknown", "data.token='***': unknown"),
+    ("data.token=['a b', ['c']]: must be a text", "data.token=***: must be a text"),
+    ("data.token={'a': {'b': 'x'}}: must be a text", "data.token=***: must be a text"),
+    ("failed with (n=1, data.key='x y')", "failed with (n=1, data.key='***')"),
+    (
+        "(more={'myKey': 'x', 'key': 'x y', 'n': 1, 'my_password': 5})",
+        "(more={'myKey': '***', 'key': '***', 'n': 1, 'my_password': ***})",
+    ),
     ("{a: {b: 1}, hf_token: abc, key: 'd e'}", "{a: {b: 1}, hf_token: ***, key: '***'}"),
     ("runs/a@1200 and s3://bucket/run@1200", "runs/a@1200 and s3://bucket/run@1200"),
 ]

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import get_args
 from uuid import uuid4
 
 import fsspec
@@ -16,6 +17,7 @@ import pytest
 from pyarrow import parquet
 
 from mingpt.cli import cli
+from mingpt.cli.parsers import parser_of
 from mingpt.data import bpe
 from mingpt.data.dataset import from_bytes
 from mingpt.errors import UserError
@@ -45,6 +47,12 @@ def refused(*arguments: object, **options: object) -> str:
     with pytest.raises(UserError) as mistake:
         prepared(*arguments, **options)  # type: ignore[arg-type]
     return str(mistake.value)
+
+
+def test_the_option_takes_the_forms_that_there_are() -> None:
+    """Its parser names them itself: sources.py imports what a help text does not wait for."""
+    form = next(action for action in parser_of("prepare")._actions if action.dest == "form")
+    assert form.choices == get_args(sources.Form)
 
 
 # --- what comes out ---

@@ -39,7 +39,7 @@ ROOMS = (
     "commands",
 )
 # What a user names, and what names what lies in a room above.
-ENTRIES = {"__main__", "cli/cli", "cli/parsers", "cli/completion"}
+ENTRIES = {"__main__", "cli/cli", "cli/parsers", "cli/data_verbs", "cli/completion"}
 FUNCTION_LINES = 60
 # What a change costs: what must be read for it, and what it touches. With 3 % of slack, so that no test pins a token.
 SLACK = 1.03
