@@ -18,12 +18,18 @@ DEEPEST = 16  # a mixture's keys have 5 levels
 LONGEST = 2**17  # bytes; the largest of ours has some 3,000
 
 
+def recorded(config: Config) -> dict[str, Any]:
+    """The config as plain values, without secrets: as the files of a run record it, and as a resume compares it."""
+    values: dict[str, Any] = without_secrets(config.model_dump())
+    return values
+
+
 def overrides_line(overrides: Sequence[str], config: Config) -> str:
     """What the command line sets. All other keys are in the file, and in what `--cfg job` prints.
 
     Values come from the config, in which each has its key: a text alone does not tell what is a secret.
     """
-    shown, said = without_secrets(config.model_dump()), dict[str, str]()
+    shown, said = recorded(config), dict[str, str]()
     for text in overrides:
         key, value = text.partition("=")[0].lstrip("+~"), shown
         for name in key.split("."):
