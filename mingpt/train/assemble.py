@@ -18,9 +18,9 @@ from mingpt.snapshot.attempts import make_run_dir
 from mingpt.snapshot.home import Home
 from mingpt.snapshot.tiers import Tiers
 from mingpt.train import setup
-from mingpt.train.claiming import another_running, claim_attempt
+from mingpt.train.claiming import Claimed, another_running, claim_attempt
 from mingpt.train.origin import restore
-from mingpt.train.running import Attempt, run
+from mingpt.train.running import run
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
 
@@ -65,4 +65,4 @@ def train(
     # After the claim, which refuses a run.dir that is not shared: the file should not lie in one node's own folder.
     if world.is_main:
         write_config(config, say)
-    return run(Attempt(config, source, context, tiers, origin, record, lifetime), notice_seconds)
+    return run(Claimed(config, source, context, tiers, origin, record, lifetime), notice_seconds)

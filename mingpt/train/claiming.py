@@ -4,6 +4,7 @@ Two at a time would write snapshots of two pasts.
 """
 
 import time
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from mingpt.cli.console import printable, say
@@ -18,11 +19,29 @@ from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, reco
 from mingpt.snapshot.format import VALIDATION
 from mingpt.snapshot.tiers import Tiers
 from mingpt.train import resume
+from mingpt.train.context import StepContext
 from mingpt.train.origin import Origin
+from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
 
 DYING_SECONDS = 5  # a process that was killed with its launcher frees its memory first
 SEEN_SECONDS = 60  # an attempt on another machine that has noted something since then may be running
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What an attempt has once it is claimed."""
+
+    config: Config
+    source: Source
+    # What computes its steps, with the state that it begins from.
+    context: StepContext
+    tiers: Tiers
+    # What it resumes from.
+    origin: Origin
+    # Its number, and what its snapshots store beside the state.
+    record: RunRecord
+    lifetime: Lifetime
 
 
 def another_running(config: Config) -> str:

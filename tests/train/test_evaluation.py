@@ -19,7 +19,7 @@ from mingpt.config.datasets import TextData
 from mingpt.config.schema import Train
 from mingpt.config.stored import evaluation_config
 from mingpt.data.bpe import HuggingFaceTokens
-from mingpt.data.mixture import MixedSplit
+from mingpt.data.mixed import MixedSplit
 from mingpt.data.opening import open_data
 from mingpt.data.source import EvalSplit
 from mingpt.data.vocabulary import Bytes, Characters, Spelling

@@ -33,7 +33,7 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.tiers import Tiers
 from mingpt.train import loop, running, setup
-from mingpt.train.claiming import claim_attempt
+from mingpt.train.claiming import Claimed, claim_attempt
 from mingpt.train.factory import FixedBuffers, build
 from mingpt.train.figures import DelayedRead, Moment
 from mingpt.train.loop import Run
@@ -119,7 +119,7 @@ def open_run(place: str, text: Path, cache: Path, world: World) -> OpenRun:
         reporter = Reporter(config, watching, context, lifetime, origin.step, record.attempt)
         checkpointer = Checkpointer(config, tiers, record, reporter)
         buffers = FixedBuffers(model, config.model, world)
-        attempt = running.Attempt(config, source, context, tiers, origin, record, lifetime)
+        attempt = Claimed(config, source, context, tiers, origin, record, lifetime)
         run = running.run_of(attempt, checkpointer, reporter, buffers)
         run = replace(run, read=DelayedRead(context.update.guard.skips, late))
         return Opened(run, config, source, lifetime, origin.best_val_loss)
