@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mingpt.cli.console import shortened
-from mingpt.data.vocabulary import TextVocabulary, Vocabulary
+from mingpt.data.source import TextVocabulary, Vocabulary
 from mingpt.replay.closeup import Sample
 
 MOST = 500  # characters of a sample

@@ -26,10 +26,10 @@ from mingpt.cli.console import printable, say
 from mingpt.config.datasets import FORMS, PLAIN, ChatData
 from mingpt.data.bpe import Encoder, read_tokenizer
 from mingpt.data.cache import ArrayFile
-from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.data.source import Microbatch, Samples, Source, TextVocabulary, Vocabulary
 from mingpt.data.template import Messages, Template, Turn, chatml, with_template
 from mingpt.data.text import token_file
-from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
+from mingpt.data.vocabulary import Bytes, Characters, vocabulary_of
 from mingpt.data.windows import PaddedBatches, TokenFile
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE

@@ -8,9 +8,8 @@ from mingpt.config.datasets import MixData, ShardsData, TextData
 from mingpt.config.kinds import Data
 from mingpt.data.mixed import MixedSamples, MixedSplit, named
 from mingpt.data.shards import open_shards
-from mingpt.data.source import EvalSplit, Samples, Source
+from mingpt.data.source import EvalSplit, Samples, Source, Vocabulary
 from mingpt.data.text import open_text
-from mingpt.data.vocabulary import Vocabulary
 from mingpt.errors import UserError
 
 

@@ -29,7 +29,7 @@ from mingpt.errors import UserError
 from mingpt.snapshot.attempts import Parent, new_named
 from mingpt.snapshot.format import Manifest
 from mingpt.train.evaluation import evaluated_part
-from mingpt.train.factory import some
+from mingpt.train.preparing import some
 from mingpt.world.world import World
 
 Changes = dict[str, list[Any]]  # by key: the old value and the new one

@@ -9,10 +9,10 @@ from mingpt.train import loop, setup
 from mingpt.train.bad_steps import BadSteps
 from mingpt.train.claiming import Claimed
 from mingpt.train.evaluation import Evaluation
-from mingpt.train.factory import FixedBuffers
 from mingpt.train.figures import DelayedRead
 from mingpt.train.hooks import RunHooks
 from mingpt.train.observers import open_observers
+from mingpt.train.own_model import FixedBuffers
 from mingpt.train.reporter import Reporter
 from mingpt.world import liveness, peers
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mingpt.config.section import LARGEST
-from mingpt.data.vocabulary import Vocabulary
+from mingpt.data.source import Vocabulary
 from mingpt.model.gpt2 import GPT
 from mingpt.model.language import LanguageModel
 from mingpt.model.modern import Modern

@@ -21,8 +21,8 @@ from mingpt.config.stored import evaluation_config
 from mingpt.data.bpe import HuggingFaceTokens
 from mingpt.data.mixed import MixedSplit
 from mingpt.data.opening import open_data
-from mingpt.data.source import EvalSplit
-from mingpt.data.vocabulary import Bytes, Characters, Spelling
+from mingpt.data.source import EvalSplit, Spelling
+from mingpt.data.vocabulary import Bytes, Characters
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.language import IGNORE

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from config_kit import configured
 from mingpt.model.language import IGNORE, LanguageModel
-from mingpt.train.factory import prepare
+from mingpt.train.preparing import prepare
 from model_kit import BLOCK, KINDS, PADDED, WORDS, small
 from run_kit import TINY
 

@@ -15,7 +15,8 @@ from mingpt.data.own import source_of
 from mingpt.errors import CRASHED, USER_ERROR, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.train.attempt import attempt
-from mingpt.train.factory import build, try_out
+from mingpt.train.factory import build
+from mingpt.train.own_model import try_out
 from mingpt.world.lifetime import Lifetime
 from own_kit import CLASSIFIER, FAULTS, ODD
 from paths_kit import KITS

@@ -9,7 +9,8 @@ from transformers import AutoTokenizer
 
 import bpe_kit
 from mingpt.data.bpe import HuggingFaceTokens
-from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary
+from mingpt.data.source import TextVocabulary
+from mingpt.data.vocabulary import Bytes, Characters
 from mingpt.weights.writing import folder_of, write_folder
 from weights_kit import ours
 

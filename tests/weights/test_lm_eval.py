@@ -13,7 +13,7 @@ import torch
 import bpe_kit
 from branch_kit import train
 from mingpt.commands.loading import load
-from mingpt.data.vocabulary import TextVocabulary
+from mingpt.data.source import TextVocabulary
 from paths_kit import ROOT
 from run_kit import TIME_LIMIT
 from tasks_kit import write_tasks
