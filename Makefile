@@ -31,7 +31,7 @@ help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
 
 train: $(TRAINER) ## train a character GPT on Shakespeare with two processes, and write a report (ARGS="key=value …", PROMPT="…")
-	$(BIN)/python -m mingpt.data.fetch shakespeare
+	$(BIN)/python -m mingpt fetch shakespeare
 	$(BIN)/python -m mingpt.launch --nproc-per-node 2 experiment=shakespeare_char $(ARGS)
 	@config=$$($(BIN)/python -m mingpt.train experiment=shakespeare_char $(ARGS) --cfg job --resolve); \
 	of() { printf '%s\n' "$$config" | sed -n "/^$$1:/,/^[^ ]/ s/^  dir: //p"; }; \
@@ -111,8 +111,8 @@ crash-campaign: $(INSTALLED) ## kill training and its store N times (N=200 SEED=
 	$(BIN)/python -m tests.kits.crash_campaign --kills $(N) --seed $(SEED)
 
 bench: $(INSTALLED) ## run every benchmark; each prints JSON
-	$(BIN)/python -m mingpt.data.fetch shakespeare
-	$(BIN)/python -m mingpt.data.fetch gpt2-vocabulary
+	$(BIN)/python -m mingpt fetch shakespeare
+	$(BIN)/python -m mingpt fetch gpt2-vocabulary
 	@set -e; for b in benchmarks/[a-z]*.py; do echo "== $$b" >&2; $(BIN)/python $$b; done
 
 docs: $(DOCS_INSTALLED) ## the pages as a site, into site/; a link, an anchor or a name that is not there is an error

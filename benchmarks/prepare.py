@@ -95,9 +95,7 @@ def reading(folder: Path, layers: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, default=Path("data/shakespeare-complete.txt"))
-    parser.add_argument(
-        "--tokenizer", default="data/gpt2", help="default: data/gpt2 (mingpt.data.fetch gpt2-vocabulary)"
-    )
+    parser.add_argument("--tokenizer", default="data/gpt2", help="default: data/gpt2 (mingpt fetch gpt2-vocabulary)")
     parser.add_argument("--copies", type=int, default=8)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=5)

@@ -40,4 +40,4 @@ echo "$wanted" >.venv/.setup
 needed=$(needed "$@") # also for an environment that was there
 all=$(printf '%s\n' ${extras//,/ } ${EXTRAS:-} $needed | sort -u | paste -sd, -)
 [ "$all" = "$extras" ] || { extras=$all; install; }
-.venv/bin/python -m mingpt.data.fetch --for --from-env "$@"
+.venv/bin/python -m mingpt fetch --for --from-env "$@"

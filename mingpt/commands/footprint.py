@@ -27,7 +27,8 @@ from mingpt.config.schema import Config
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import PART_BYTES
 from mingpt.snapshot.reader import PARALLEL_PARTS
-from mingpt.train.factory import build, prepare
+from mingpt.train.factory import build
+from mingpt.train.preparing import prepare
 
 CONSTANT_CPU = 310_000_000  # a process of a tiny model (benchmarks/memory.py)
 CONSTANT_GPU = 1_000_000_000  # an estimate, not measured: CUDA's context, and the buffers of cuBLAS and NCCL

@@ -11,7 +11,8 @@ import torch
 
 from mingpt.cli.console import complain, escaped, put
 from mingpt.commands.loading import device_of, open_model
-from mingpt.data.vocabulary import Numbers, TextVocabulary, Vocabulary
+from mingpt.data.source import TextVocabulary, Vocabulary
+from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
 from mingpt.files.storage import open_fs, place
 from mingpt.model.language import LanguageModel

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from mingpt.config.keys import KINDS
 from mingpt.config.models import GPTModel, Language
-from mingpt.data.vocabulary import Vocabulary, vocabulary_of
+from mingpt.data.source import Vocabulary
+from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import UserError
 from mingpt.model.building import build_language_model
 from mingpt.model.language import LanguageModel

@@ -19,7 +19,7 @@ from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, UserError
 from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token
-from mingpt.train.factory import why_no_graph
+from mingpt.train.preparing import why_no_graph
 
 GB = 10**9
 MFU = 0.4  # of the GPUs' peak, for the time that a run takes: what large models reach

@@ -8,11 +8,11 @@ from typing import Any
 from mingpt.cli.command import UNFIT
 from mingpt.cli.console import as_lines, complain, printable, say, say_json, shortened
 from mingpt.commands.replay_out import store
-from mingpt.data.vocabulary import TextVocabulary, Vocabulary
+from mingpt.data.source import TextVocabulary, Vocabulary
 from mingpt.errors import FINISHED, UserError
 from mingpt.history.history import History
 from mingpt.model.language import LanguageModel
-from mingpt.replay.closeup import clip_factor, layers, look
+from mingpt.replay.closeup import Sample, clip_factor, layers, look
 from mingpt.replay.replaying import AS_IT_WAS, Again, Change, Replay, replay
 from mingpt.snapshot.reader import split_url
 

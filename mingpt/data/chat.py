@@ -13,7 +13,7 @@ conversations share a sample as long as they fit.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,10 @@ from mingpt.cli.console import printable, say
 from mingpt.config.datasets import FORMS, PLAIN, ChatData
 from mingpt.data.bpe import Encoder, read_tokenizer
 from mingpt.data.cache import ArrayFile
-from mingpt.data.otherforms import how_to_map
-from mingpt.data.source import Microbatch, Samples, Source
+from mingpt.data.source import Microbatch, Samples, Source, TextVocabulary, Vocabulary
 from mingpt.data.template import Messages, Template, Turn, chatml, with_template
 from mingpt.data.text import token_file
-from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary, Vocabulary, vocabulary_of
+from mingpt.data.vocabulary import Bytes, Characters, vocabulary_of
 from mingpt.data.windows import PaddedBatches, TokenFile
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
@@ -38,8 +37,19 @@ from mingpt.model.language import IGNORE
 LABELS = {"system": "", "user": "User: ", "assistant": "Assistant:"}
 HALF = re.compile("[\ud800-\udfff]")  # JSON may hold a surrogate alone, and UTF-8 and snapshots can't
 TOKEN = np.dtype([("token", "<u4"), ("conversation", "<u4"), ("answer", "?")])
+JQ = {  # of forms that are known and not read (ShareGPT's, Alpaca's), by a key of theirs: what makes ours of them
+    "conversations": """{messages: [.conversations[] | {role: ({human: "user", gpt: "assistant"}[.from] // .from), """
+    """content: .value}]}""",
+    "instruction": """{prompt: (.instruction + "\\n" + (.input // "") | rtrimstr("\\n")), answer: .output}""",
+}
 Positions = NDArray[np.int64]
 Spell = Callable[[Messages], list[Turn]]
+
+
+def how_to_map(line: Mapping[str, Any]) -> str:
+    """What makes ours of a file of such lines; "" if nothing is known of them."""
+    key = next((key for key in JQ if key in line), "")
+    return f": jq -c '{JQ[key]}' makes ours of all such lines" if key else ""
 
 
 def messages_of(line: Any, any_role: bool = False) -> list[dict[str, Any]]:

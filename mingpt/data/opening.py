@@ -6,10 +6,9 @@ from mingpt.data.chat import open_chat
 from mingpt.data.mixture import open_mix
 from mingpt.data.own import open_own
 from mingpt.data.shards import open_shards
-from mingpt.data.source import Source
+from mingpt.data.source import Source, Vocabulary
 from mingpt.data.synthetic import open_random
 from mingpt.data.text import open_text
-from mingpt.data.vocabulary import Vocabulary
 
 
 def open_data(config: Data, block_size: int, micro_size: int, vocabulary: Vocabulary | None = None) -> Source:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mingpt.config import plugin
 from mingpt.config.datasets import OwnData
-from mingpt.data.source import Microbatch, SampledSplit, Samples, Source
-from mingpt.data.vocabulary import NoTokens, Vocabulary
+from mingpt.data.source import Microbatch, SampledSplit, Samples, Source, Vocabulary
+from mingpt.data.vocabulary import NoTokens
 from mingpt.errors import UserError
 
 NOTHING = NoTokens()

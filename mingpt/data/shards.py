@@ -29,8 +29,8 @@ from mingpt.data.dataset import (
     tokens_in,
 )
 from mingpt.data.shardcache import ShardCache
-from mingpt.data.source import Source
-from mingpt.data.vocabulary import Numbers, Vocabulary, vocabulary_of
+from mingpt.data.source import Source, Vocabulary
+from mingpt.data.vocabulary import Numbers, vocabulary_of
 from mingpt.data.windows import Apart, EvalChunks, PaddedBatches, training_windows
 from mingpt.errors import UserError
 from mingpt.files.folder import Folder

@@ -9,15 +9,43 @@ its own document.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from mingpt.compute.mixture import Mixture
-from mingpt.data.vocabulary import Vocabulary
 
 Microbatch = tuple[Tensor, ...]
+
+
+class Vocabulary(Protocol):
+    """Two vocabularies are the same if their JSON is."""
+
+    @property
+    def size(self) -> int:
+        """The number of tokens, which are 0 to size - 1."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON with a `kind`; `vocabulary_of` builds the vocabulary from it."""
+
+
+@runtime_checkable
+class TextVocabulary(Vocabulary, Protocol):
+    """A vocabulary whose tokens spell text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Raises UserError if no tokens spell the text."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@runtime_checkable
+class Spelling(Protocol):
+    """A vocabulary that knows the length of its tokens as text, so that evaluation can compute bits per byte."""
+
+    def byte_lengths(self) -> list[int]:
+        """For each token, the bytes of text that it stands for; 0: it is no text. Empty list: not known."""
 
 
 class Samples(Dataset[Microbatch]):

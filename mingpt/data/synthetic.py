@@ -9,8 +9,8 @@ import torch
 
 from mingpt.compute.batches import derive, mix
 from mingpt.config.datasets import RandomData
-from mingpt.data.source import Microbatch, Samples, Source
-from mingpt.data.vocabulary import Numbers, Vocabulary
+from mingpt.data.source import Microbatch, Samples, Source, Vocabulary
+from mingpt.data.vocabulary import Numbers
 from mingpt.data.windows import PaddedBatches
 from mingpt.errors import UserError
 

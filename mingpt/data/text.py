@@ -15,8 +15,8 @@ from mingpt.cli.console import say
 from mingpt.config.datasets import TextData, Tokenized
 from mingpt.data.bpe import Encoder, pieces, read_tokenizer
 from mingpt.data.cache import ArrayFile, cached
-from mingpt.data.source import Source
-from mingpt.data.vocabulary import Bytes, Characters, Vocabulary, vocabulary_of
+from mingpt.data.source import Source, Vocabulary
+from mingpt.data.vocabulary import Bytes, Characters, vocabulary_of
 from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, training_windows
 from mingpt.errors import TransientError, UserError
 from mingpt.files.storage import is_local, name_of, open_fs, place

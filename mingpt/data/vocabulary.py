@@ -3,39 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens
+from mingpt.data.source import Vocabulary
 from mingpt.errors import UserError
-
-
-class Vocabulary(Protocol):
-    """Two vocabularies are the same if their JSON is."""
-
-    @property
-    def size(self) -> int:
-        """The number of tokens, which are 0 to size - 1."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON with a `kind`; `vocabulary_of` builds the vocabulary from it."""
-
-
-@runtime_checkable
-class TextVocabulary(Vocabulary, Protocol):
-    """A vocabulary whose tokens spell text."""
-
-    def encode(self, text: str) -> list[int]:
-        """Raises UserError if no tokens spell the text."""
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-
-@runtime_checkable
-class Spelling(Protocol):
-    """A vocabulary that knows the length of its tokens as text, so that evaluation can compute bits per byte."""
-
-    def byte_lengths(self) -> list[int]:
-        """For each token, the bytes of text that it stands for; 0: it is no text. Empty list: not known."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from mingpt.cli.console import printable, say
 from mingpt.data import bpe
-from mingpt.data.otherforms import other_form
 from mingpt.errors import UserError
 from mingpt.files.storage import install, open_fs, place, unread
 from mingpt.prepare.sources import File
@@ -25,6 +24,7 @@ READ = 1 << 20  # characters that are read at a time, and about those of a block
 LONGEST_LINE = 64 << 20  # bytes of a line of JSON; parsed, it may take 20 times as many
 ROWS = 16  # of Parquet, that are unpacked at a time: each may be a long string
 STRINGS = ("string", "large_string", "string_view")  # of Arrow
+CHATS = {"messages", "answer", "conversations", "instruction"}  # keys of conversations, ours and others' (data/chat.py)
 CURE = "correct it, or give another --form or --field"
 
 
@@ -203,7 +203,7 @@ def _string(record: Any, field: str) -> str:
     found = record.get(field) if isinstance(record, dict) else None
     if not isinstance(found, str):
         there_are = ", ".join(map(repr, list(record)[:10])) if isinstance(record, dict) else ""
-        chat = isinstance(record, dict) and (record.keys() & {"messages", "answer"} or other_form(record))
+        chat = isinstance(record, dict) and record.keys() & CHATS
         hint = "; conversations need no shards: train on them with data=chat data.path=…" if chat else ""
         raise ValueError(f"no strings in the field {field!r}; there are {there_are or 'none'}{hint}")
     return found

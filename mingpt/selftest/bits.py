@@ -25,8 +25,9 @@ from mingpt.compute import numerics
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.buckets import CHUNK
 from mingpt.compute.optimizer import pairwise_sum, sums_of_squares
-from mingpt.train import factory
 from mingpt.train.context import make_context
+from mingpt.train.factory import build
+from mingpt.train.preparing import prepare
 from mingpt.train.step import train_step
 from mingpt.world.lifetime import end_with_parent
 from mingpt.world.world import World
@@ -63,11 +64,11 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
     config = compose.configure([*MODELS[model_name], *shape, *how, compiled, "data=random", "run.dir=selftest"], 1)
     assert config
     numerics.pin(config, device)
-    model = factory.build(config, VOCABULARY)
+    model = build(config, VOCABULARY)
     # Some begin as zeros, and what lies behind a weight of zeros gets no gradient: wrong bits there would not be seen.
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
-    factory.prepare(config, model)
+    prepare(config, model)
     world, plan = World(0, 1, 0, device, "gloo"), BatchPlan(micro, config.seed, micro, micro)
     context = make_context(config, model, plan, world, numerics.autocast_for(config, device))
     weights = {name: value.clone() for name, value in model.state_dict().items()}

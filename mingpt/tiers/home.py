@@ -25,8 +25,8 @@ from mingpt.snapshot.attempts import make_run_dir, newest_number
 from mingpt.snapshot.elsewhere import Marker, read_marker
 from mingpt.snapshot.store import PROBE, Store
 from mingpt.tiers import hot
-from mingpt.world.attempt_store import Gather
 from mingpt.world.env import Env
+from mingpt.world.world import Gather
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from mingpt.compute.batches import BatchPlan
 from mingpt.compute.mixture import MixedPlan
 from mingpt.compute.numerics import slow_precision
 from mingpt.config.schema import Config
-from mingpt.data.mixture import MixedSamples
+from mingpt.data.mixed import MixedSamples
 from mingpt.data.source import Source, sampled_split
 from mingpt.data.windows import WindowDataset
 from mingpt.train.context import StepContext

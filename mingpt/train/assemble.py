@@ -18,9 +18,9 @@ from mingpt.snapshot.attempts import make_run_dir
 from mingpt.tiers.home import Home
 from mingpt.tiers.tiers import Tiers
 from mingpt.train import setup
-from mingpt.train.claiming import another_running, claim_attempt
-from mingpt.train.origin import restore
-from mingpt.train.running import Attempt, run
+from mingpt.train.claiming import Claimed, another_running, claim_attempt
+from mingpt.train.origin import FirstWeights, restore
+from mingpt.train.running import run
 from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
 
@@ -29,6 +29,7 @@ def train(
     config: Config,
     source: Source,
     model: nn.Module,
+    first_weights: FirstWeights,
     world: World,
     lifetime: Lifetime,
     notice_seconds: Callable[[], float] = lambda: 0.0,
@@ -36,7 +37,8 @@ def train(
 ) -> int:
     """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
 
-    model: from factory.build, which need not be drawn. notice_seconds: see Checkpointer. home: see Tiers.
+    model: from factory.build, which need not be drawn; first_weights does that where there is no snapshot (see
+    factory.py). notice_seconds: see Checkpointer. home: see Tiers.
     """
     clock = lifetime.clock
     setup.check_targets(config, source)
@@ -53,7 +55,7 @@ def train(
     tiers = Tiers(config, world, state_bytes, say, home)
     context = setup.context_of(config, source, model, world)
     clock.enter("restore")
-    origin = restore(config, source, context, tiers, clock)
+    origin = restore(config, source, context, tiers, clock, first_weights)
     complete = origin.loaded if origin.step >= config.train.max_steps else None
     if complete and tiers.is_durable(complete):
         # Not by `close`, as an attempt does that has stored the last step: this one was killed before it came there.
@@ -65,4 +67,4 @@ def train(
     # After the claim, which refuses a run.dir that is not shared: the file should not lie in one node's own folder.
     if world.is_main:
         write_config(config, say)
-    return run(Attempt(config, source, context, tiers, origin, record, lifetime), notice_seconds)
+    return run(Claimed(config, source, context, tiers, origin, record, lifetime), notice_seconds)

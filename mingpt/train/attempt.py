@@ -17,7 +17,7 @@ from mingpt.tiers.home import HomeSearch
 from mingpt.train import assemble
 from mingpt.train.agreeing import agree_on_inputs
 from mingpt.train.evaluation import sample_prompt
-from mingpt.train.factory import build
+from mingpt.train.factory import build, first_weights
 from mingpt.world import notice
 from mingpt.world.env import OVERRIDES, Env
 from mingpt.world.failures import classify
@@ -62,7 +62,8 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
                 agree_on_inputs(world, config, source)
                 if world.is_main:
                     say(overrides_line(arguments, config))
-                return assemble.train(config, source, model, world, lifetime, watched.grace_seconds, search.home)
+                seconds, home = watched.grace_seconds, search.home
+                return assemble.train(config, source, model, first_weights, world, lifetime, seconds, home)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 lifetime.ending = True
                 # Printed here, before `join` leaves the world: leaving may wait for other processes.

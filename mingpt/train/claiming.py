@@ -4,11 +4,12 @@ Two at a time would write snapshots of two pasts.
 """
 
 import time
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from mingpt.cli.console import printable, say
-from mingpt.cli.redact import without_secrets
 from mingpt.config.checks import alone
+from mingpt.config.configfile import public_config
 from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.errors import UserError
@@ -18,11 +19,29 @@ from mingpt.snapshot.format import VALIDATION
 from mingpt.tiers import hot
 from mingpt.tiers.tiers import Tiers
 from mingpt.train import resume
+from mingpt.train.context import StepContext
 from mingpt.train.origin import Origin
+from mingpt.world.lifetime import Lifetime
 from mingpt.world.world import World
 
 DYING_SECONDS = 5  # a process that was killed with its launcher frees its memory first
 SEEN_SECONDS = 60  # an attempt on another machine that has noted something since then may be running
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What an attempt has once it is claimed."""
+
+    config: Config
+    source: Source
+    # What computes its steps, with the state that it begins from.
+    context: StepContext
+    tiers: Tiers
+    # What it resumes from.
+    origin: Origin
+    # Its number, and what its snapshots store beside the state.
+    record: RunRecord
+    lifetime: Lifetime
 
 
 def another_running(config: Config) -> str:
@@ -50,7 +69,7 @@ def another_running(config: Config) -> str:
     who = printable(f"attempt {newest.number} ({host}, pid {process.get('pid')}{seen})")
     if alive and not config.resume.take_over:
         raise UserError(
-            f"run.dir={without_secrets(config.run.dir)}: {who} is training this run on this machine: stop it, give "
+            f"run.dir={config.run.dir}: {who} is training this run on this machine: stop it, give "
             f"this run another run.name, or take over with resume.take_over=true"
         )
     return f"{who} seems to be running: this attempt takes over"
@@ -74,7 +93,7 @@ def claim_attempt(config: Config, source: Source, origin: Origin, tiers: Tiers, 
     blind = [rank for rank, sees in enumerate(world.gather(sees)) if not sees]
     if blind:  # checked now: the first snapshot would fail, perhaps hours later
         raise UserError(
-            f"run.dir={without_secrets(config.run.dir)} is not shared by all: process {blind[0]} does not see what "
+            f"run.dir={config.run.dir} is not shared by all: process {blind[0]} does not see what "
             f"process 0 has written there: take a folder that all nodes share, or a bucket"
         )
     this_attempt = {
@@ -88,7 +107,7 @@ def claim_attempt(config: Config, source: Source, origin: Origin, tiers: Tiers, 
     if home.host:
         this_attempt["disk"] = home.host
         if world.is_main:
-            say(f"WARNING: {alone(str(without_secrets(config.run.dir)), home.host)}")
+            say(f"WARNING: {alone(config.run.dir, home.host)}")
     if validation := resume.validation_of(config, source):
         this_attempt[VALIDATION] = validation
     if origin.changes:
@@ -96,7 +115,7 @@ def claim_attempt(config: Config, source: Source, origin: Origin, tiers: Tiers, 
     provenance = {
         "run": config.run.name,
         "vocabulary": source.vocabulary.to_json(),
-        "config": without_secrets(config.model_dump()),
+        "config": public_config(config),
         "fingerprint": origin.numerics,
         "history": [*origin.history, this_attempt],
     }

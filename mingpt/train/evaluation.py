@@ -18,9 +18,8 @@ from mingpt.compute.stats import StepStats
 from mingpt.compute.tree import tree_sum_of
 from mingpt.config.schema import Config
 from mingpt.config.section import Own
-from mingpt.data.mixture import MixedSplit
-from mingpt.data.source import EvalSplit, SampledSplit, Source, sampled_split
-from mingpt.data.vocabulary import Spelling, TextVocabulary, Vocabulary
+from mingpt.data.mixed import MixedSplit
+from mingpt.data.source import EvalSplit, SampledSplit, Source, Spelling, TextVocabulary, Vocabulary, sampled_split
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE, LanguageModel
 from mingpt.model.sampling import generate_stream

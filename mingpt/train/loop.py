@@ -16,9 +16,9 @@ from mingpt.tiers.checkpointer import Checkpointer, Content
 from mingpt.train.bad_steps import BadSteps
 from mingpt.train.context import Hooks, StepContext
 from mingpt.train.evaluation import Evaluation
-from mingpt.train.factory import FixedBuffers
 from mingpt.train.figures import DelayedRead
 from mingpt.train.graphs import Graphs
+from mingpt.train.own_model import FixedBuffers
 from mingpt.train.reporter import Reporter
 from mingpt.train.step import train_step
 from mingpt.world.lifetime import Lifetime, Phase

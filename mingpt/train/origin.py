@@ -1,27 +1,27 @@
 """What an attempt resumes from: the newest good snapshot, weights to start from, or nothing."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mingpt.cli.console import say
 from mingpt.compute.numerics import differences, fingerprint
 from mingpt.config.schema import Config
-from mingpt.config.section import Own
 from mingpt.data.source import Source
-from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import Kind, Manifest
 from mingpt.snapshot.restore import Put, Restored
 from mingpt.tiers.tiers import Tiers
 from mingpt.train import resume
 from mingpt.train.bad_steps import rolled_back
 from mingpt.train.context import StepContext
-from mingpt.train.factory import build
-from mingpt.weights.reading import start_from
 from mingpt.world.clock import Clock
 from mingpt.world.world import World
+
+# Puts a run's first weights into the model (factory.first_weights), which whoever has built the model knows.
+FirstWeights = Callable[[Config, Source, nn.Module, World, bool], str | None]
 
 
 @dataclass
@@ -42,8 +42,10 @@ class Origin:
     best_val_loss: float
 
 
-def restore(config: Config, source: Source, context: StepContext, tiers: Tiers, clock: Clock) -> Origin:
-    """Load the newest good snapshot; without one, draw initial weights, or read those of model.init_from.
+def restore(
+    config: Config, source: Source, context: StepContext, tiers: Tiers, clock: Clock, first_weights: FirstWeights
+) -> Origin:
+    """Load the newest good snapshot; without one, the run's first weights.
 
     Raises UserError if the snapshot belongs to another experiment.
     """
@@ -69,10 +71,6 @@ def restore(config: Config, source: Source, context: StepContext, tiers: Tiers, 
     origin = Origin(tiers.restore(take), 0, numerics, [], resume.Changes(), math.inf)
     if begun and not origin.loaded:
         context.update.reset()
-    # A user's own model is drawn when it is built; the package's only here, since most starts have a snapshot.
-    if not origin.loaded and (begun or not isinstance(config.model, Own)):
-        with clock.within("model"):
-            context.model.load_state_dict(build(config, source.vocabulary.size).state_dict())
     if config.resume.changed and not origin.loaded and world.is_main:
         where = tiers.store.url  # a fork's copy may have failed
         say(f"WARNING: resume.changed=true, but there is no snapshot in {where}: this run starts at step 1")
@@ -80,10 +78,11 @@ def restore(config: Config, source: Source, context: StepContext, tiers: Tiers, 
         _resume(origin, origin.loaded, config, source, world)
         # Batches of rollbacks since that attempt: the snapshot is older than they are, so its state has none of them.
         context.drop(rolled_back(config, origin.loaded.manifest.attempt, world))
-    elif isinstance(context.model, LanguageModel) and (url := getattr(config.model, "init_from", None)):
-        numerics["init_from"] = start_from(context.model, url, source.vocabulary, world)
-        if world.is_main:
-            say(f"started from the weights of {url} (sha256 {numerics['init_from'][:16]})")
+        return origin
+    with clock.within("model"):
+        read = first_weights(config, source, context.model, world, bool(begun))
+    if read:
+        numerics["init_from"] = read
     return origin
 
 

@@ -1,46 +1,23 @@
 """An attempt's second half, after the claim: who watches it, who stores its snapshots, who reports; then the loop."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mingpt.cli.console import say
-from mingpt.config.schema import Config
-from mingpt.data.source import Source
 from mingpt.errors import FINISHED
-from mingpt.snapshot.attempts import RunRecord
 from mingpt.tiers.checkpointer import Checkpointer
-from mingpt.tiers.tiers import Tiers
 from mingpt.train import loop, setup
 from mingpt.train.bad_steps import BadSteps
-from mingpt.train.context import StepContext
+from mingpt.train.claiming import Claimed
 from mingpt.train.evaluation import Evaluation
-from mingpt.train.factory import FixedBuffers
 from mingpt.train.figures import DelayedRead
 from mingpt.train.hooks import RunHooks
 from mingpt.train.observers import open_observers
-from mingpt.train.origin import Origin
+from mingpt.train.own_model import FixedBuffers
 from mingpt.train.reporter import Reporter
 from mingpt.world import liveness, peers
-from mingpt.world.lifetime import Lifetime
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """What an attempt has once it is claimed."""
-
-    config: Config
-    source: Source
-    # What computes its steps, with the state that it begins from.
-    context: StepContext
-    tiers: Tiers
-    # What it resumes from.
-    origin: Origin
-    # Its number, and what its snapshots store beside the state.
-    record: RunRecord
-    lifetime: Lifetime
-
-
-def run(attempt: Attempt, notice_seconds: Callable[[], float] = lambda: 0.0) -> int:
+def run(attempt: Claimed, notice_seconds: Callable[[], float] = lambda: 0.0) -> int:
     """Run the loop, or only store the last step if a node's memory has it already. Returns the exit code."""
     config, context, lifetime = attempt.config, attempt.context, attempt.lifetime
     world, clock = context.world, lifetime.clock
@@ -63,7 +40,7 @@ def run(attempt: Attempt, notice_seconds: Callable[[], float] = lambda: 0.0) -> 
         return loop.train(made)
 
 
-def run_of(attempt: Attempt, checkpointer: Checkpointer, reporter: Reporter, buffers: FixedBuffers) -> loop.Run:
+def run_of(attempt: Claimed, checkpointer: Checkpointer, reporter: Reporter, buffers: FixedBuffers) -> loop.Run:
     """Start the data loader, and give the loop what it calls."""
     config, source, context, lifetime = attempt.config, attempt.source, attempt.context, attempt.lifetime
     observers, start = reporter.observers, attempt.origin.step
@@ -86,7 +63,7 @@ def run_of(attempt: Attempt, checkpointer: Checkpointer, reporter: Reporter, buf
     )
 
 
-def store_the_end(attempt: Attempt, checkpointer: Checkpointer, reporter: Reporter) -> int:
+def store_the_end(attempt: Claimed, checkpointer: Checkpointer, reporter: Reporter) -> int:
     """Make the run's last snapshot durable, which is only in a node's memory so far."""
     loaded, world = attempt.origin.loaded, attempt.context.world
     assert loaded

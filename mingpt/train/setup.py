@@ -23,8 +23,9 @@ from mingpt.model.language import IGNORE
 from mingpt.observe.speed import gpu_part
 from mingpt.train.context import StepContext, make_context
 from mingpt.train.evaluation import evaluated_part
-from mingpt.train.factory import give_memory, prepare, try_out, why_no_graph
 from mingpt.train.graphs import RECORDERS, Graphs
+from mingpt.train.own_model import try_out
+from mingpt.train.preparing import give_memory, prepare, why_no_graph
 from mingpt.world.warmup import warm_up
 from mingpt.world.world import World
 

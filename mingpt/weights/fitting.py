@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from mingpt.config.section import LARGEST
-from mingpt.data.vocabulary import Vocabulary
+from mingpt.data.source import Vocabulary
 from mingpt.model.gpt2 import GPT
 from mingpt.model.language import LanguageModel
 from mingpt.model.modern import Modern
 from mingpt.weights.gpt2 import GPT2Form
 from mingpt.weights.qwen3 import Qwen3Form
-from mingpt.weights.tokenizer import numbers_in, tokenizer_files
+from mingpt.weights.tokens import numbers_in, tokenizer_json
 
 Form = GPT2Form | Qwen3Form
 SHOWN = 4  # tokens in one message
@@ -102,10 +102,10 @@ def vocabulary_problems(tokenizer: str | None, vocabulary: Vocabulary) -> list[s
     """Tokens whose numbers differ between the tokenizer.json beside the weights and the data."""
     if tokenizer is None:
         return []
-    files = tokenizer_files(vocabulary.to_json())
+    fields = tokenizer_json(vocabulary.to_json())
     try:
         theirs = numbers_in(json.loads(tokenizer))
-        ours = numbers_in(json.loads(files["tokenizer.json"])) if files else theirs
+        ours = numbers_in(fields) if fields else theirs
         other = sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ["tokenizer.json is damaged: copy it again, or delete it if the tokens are right"]

@@ -11,7 +11,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from mingpt.config.checks import no_weights
-from mingpt.data.vocabulary import Vocabulary
+from mingpt.data.source import Vocabulary
 from mingpt.errors import UserError
 from mingpt.files.folder import ModelFolder
 from mingpt.model.language import LanguageModel

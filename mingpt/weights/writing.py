@@ -9,7 +9,7 @@ from safetensors.torch import save as encode_safetensors
 
 from mingpt.config.datasets import PLAIN
 from mingpt.data.chat import end_of_answer
-from mingpt.data.vocabulary import TextVocabulary, Vocabulary
+from mingpt.data.source import TextVocabulary, Vocabulary
 from mingpt.errors import UserError
 from mingpt.files.folder import Folder
 from mingpt.model.language import LanguageModel

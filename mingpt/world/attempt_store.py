@@ -9,7 +9,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -23,8 +22,8 @@ from mingpt.errors import TransientError, UserError
 from mingpt.world import network
 from mingpt.world.env import Env
 from mingpt.world.rendezvous import open_store
+from mingpt.world.world import Gather
 
-Gather = Callable[[Any], list[Any]]  # a JSON value of every process, by rank
 LOOK_SECONDS = 0.01  # between two looks for a key
 
 

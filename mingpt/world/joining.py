@@ -15,9 +15,9 @@ import torch.distributed as dist
 from mingpt.config.schema import WorldConfig
 from mingpt.errors import CRASHED, UserError, exit_now
 from mingpt.world import network, slurm
-from mingpt.world.attempt_store import Gather, gather_over, open_attempt_store
+from mingpt.world.attempt_store import gather_over, open_attempt_store
 from mingpt.world.env import Env
-from mingpt.world.world import Progress, World
+from mingpt.world.world import Gather, Progress, World
 
 LEAVE_SECONDS = 20  # limit for leaving the world after a failure; torchrun kills its workers after 30 s
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from mingpt.errors import UserError
 
+Gather = Callable[[Any], list[Any]]  # a JSON value of every process, by rank
+
 
 class Progress:
     """What this process has done, for the watchdog (liveness.py), whose thread reads it without a lock."""

@@ -30,9 +30,10 @@ from mingpt.compute.numerics import autocast_for
 from mingpt.compute.reduction import ExactReduction
 from mingpt.config.schema import Config
 from mingpt.train.context import StepContext, make_context
-from mingpt.train.factory import build, prepare
+from mingpt.train.factory import build
 from mingpt.train.figures import DelayedRead
 from mingpt.train.graphs import RECORDERS, Graphs, MicrobatchGraph
+from mingpt.train.preparing import prepare
 from mingpt.train.step import train_step
 from mingpt.world.world import World
 

@@ -14,7 +14,8 @@ from mingpt.config.datasets import TextData
 from mingpt.data import bpe
 from mingpt.data.bpe import END_OF_TEXT, pieces, read_tokenizer
 from mingpt.data.opening import open_data
-from mingpt.data.vocabulary import Characters, TextVocabulary, vocabulary_of
+from mingpt.data.source import TextVocabulary
+from mingpt.data.vocabulary import Characters, vocabulary_of
 from mingpt.errors import UserError
 from mingpt.weights.tokenizer import tokenizer_files
 from tests.kits import bpe_kit

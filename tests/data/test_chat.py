@@ -8,8 +8,8 @@ import pytest
 
 from mingpt.config.datasets import ChatData
 from mingpt.data.chat import open_chat
-from mingpt.data.source import Source
-from mingpt.data.vocabulary import Bytes, TextVocabulary
+from mingpt.data.source import Source, TextVocabulary
+from mingpt.data.vocabulary import Bytes
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from tests.kits.told import Told

@@ -13,7 +13,7 @@ from mingpt.config.affecting import settings
 from mingpt.config.checks import missing_places
 from mingpt.config.datasets import TextData
 from mingpt.config.schema import Config
-from mingpt.data.mixture import MixedSamples, MixedSplit
+from mingpt.data.mixed import MixedSamples, MixedSplit
 from mingpt.data.opening import open_data
 from mingpt.data.source import Microbatch, Samples, Source
 from mingpt.errors import TransientError, UserError

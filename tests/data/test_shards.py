@@ -16,8 +16,8 @@ from mingpt.config.datasets import ShardsData
 from mingpt.data.dataset import DataSet
 from mingpt.data.loader import load
 from mingpt.data.shards import open_shards
-from mingpt.data.source import Source
-from mingpt.data.vocabulary import Characters, Numbers, Vocabulary
+from mingpt.data.source import Source, Vocabulary
+from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import UserError
 from tests.kits import bpe_kit
 from tests.kits.prepare_kit import VOCABULARY, expected, prepared, some_texts, write_jsonl

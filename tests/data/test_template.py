@@ -10,9 +10,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from mingpt.config.datasets import ChatData
 from mingpt.data.bpe import BYTE_LEVEL
 from mingpt.data.chat import open_chat
-from mingpt.data.source import Source
+from mingpt.data.source import Source, TextVocabulary
 from mingpt.data.template import read_template
-from mingpt.data.vocabulary import TextVocabulary, vocabulary_of
+from mingpt.data.vocabulary import vocabulary_of
 from mingpt.errors import UserError
 from mingpt.model.language import IGNORE
 from mingpt.train.resume import changed

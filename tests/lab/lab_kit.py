@@ -174,7 +174,7 @@ def drained(node: int) -> Iterator[None]:
 def undisturbed(folder: Path, experiment: str, overrides: tuple[str, ...]) -> str:
     """The digest of the same run in one process, outside the lab, which nobody disturbs."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "mingpt.data.fetch", "shakespeare"], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "mingpt", "fetch", "shakespeare"], cwd=ROOT, check=True, timeout=300)
     command = [sys.executable, "-m", "mingpt.train", f"experiment={experiment}", f"run.dir={folder}/alone", *overrides]
     subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=600, capture_output=True)
     return digest(folder / "alone")

@@ -163,7 +163,7 @@ def test_no_wrong_value_is_told_with_its_secret(form: str, output: Callable[[], 
 def test_code_of_ones_own_fails_without_its_secrets(value: str, output: Callable[[], str]) -> None:
     for name in NAMED:
         for key in (f"+model.{name}={value}", f"+model.more={{n: {{{name}: {value}}}}}"):
-            config = compose.configure(["experiment=classifier", "model._target_=own_kit.takes_all", key])
+            config = compose.configure(["experiment=classifier", "model._target_=tests.kits.own_kit.takes_all", key])
             assert config is not None
             assert isinstance(config.model, Own)
             with pytest.raises(UserError) as error:

@@ -89,7 +89,7 @@ MAKE = [
     "uv venv --quiet --python >=3.11,<3.14 .venv",
     "uv pip install --quiet --python .venv --constraint constraints.txt pip",
 ]
-LOOK = ["python -m mingpt.prepare.extras --from-env", "python -m mingpt.data.fetch --for --from-env"]
+LOOK = ["python -m mingpt.prepare.extras --from-env", "python -m mingpt fetch --for --from-env"]
 
 
 BUILD = ["python pip --no-deps --require-hashes -r /dev/stdin", "python pip -c constraints.txt hatchling setuptools"]

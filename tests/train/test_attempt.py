@@ -68,6 +68,15 @@ def test_all_else_must_be_equal(arguments: list[str], told: str) -> None:
         agree(configured(), configured(*arguments), "b" if "sha" in told else "a", **others)
 
 
+@pytest.mark.parametrize(("more", "shown"), [("", "health.notify"), ("seed=2", "seed: 1 -> 2")])
+def test_a_secret_must_be_equal_and_is_not_told(more: str, shown: str) -> None:
+    mine, theirs = ([f"health.notify=https://host/{word}", *more.split()] for word in ("hunter2", "hunter3"))
+    with pytest.raises(UserError) as error:
+        agree(configured(mine[0]), configured(*theirs), "a")
+    assert f"process 0: {shown}: start" in str(error.value)
+    assert "hunter" not in str(error.value)
+
+
 @pytest.mark.parametrize("place", ["/", "file:///", "/tmp/..", "/proc/x"])
 def test_a_place_that_is_no_runs_directory(place: str, told: Told) -> None:
     with told.mistake():

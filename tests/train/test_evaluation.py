@@ -17,10 +17,10 @@ from mingpt.compose.stored import evaluation_config
 from mingpt.config.datasets import TextData
 from mingpt.config.schema import Train
 from mingpt.data.bpe import HuggingFaceTokens
-from mingpt.data.mixture import MixedSplit
+from mingpt.data.mixed import MixedSplit
 from mingpt.data.opening import open_data
-from mingpt.data.source import EvalSplit
-from mingpt.data.vocabulary import Bytes, Characters, Spelling
+from mingpt.data.source import EvalSplit, Spelling
+from mingpt.data.vocabulary import Bytes, Characters
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT, GPTConfig
 from mingpt.model.language import IGNORE

@@ -33,11 +33,12 @@ from mingpt.snapshot.store import Store
 from mingpt.tiers.checkpointer import Checkpointer
 from mingpt.tiers.tiers import Tiers
 from mingpt.train import loop, running, setup
-from mingpt.train.claiming import claim_attempt
-from mingpt.train.factory import FixedBuffers, build
+from mingpt.train.claiming import Claimed, claim_attempt
+from mingpt.train.factory import build, first_weights
 from mingpt.train.figures import DelayedRead, Moment
 from mingpt.train.loop import Run
 from mingpt.train.origin import restore
+from mingpt.train.own_model import FixedBuffers
 from mingpt.train.reporter import Pace, Reporter
 from mingpt.train.resume import other_validation
 from mingpt.world.clock import Clock
@@ -114,12 +115,12 @@ def open_run(place: str, text: Path, cache: Path, world: World) -> OpenRun:
         setup.place_model(config, source, model, world)
         context = setup.context_of(config, source, model, world)
         tiers = Tiers(config, world, 0, print)
-        origin = restore(config, source, context, tiers, lifetime.clock)
+        origin = restore(config, source, context, tiers, lifetime.clock, first_weights)
         record = claim_attempt(config, source, origin, tiers, world)
         reporter = Reporter(config, watching, context, lifetime, origin.step, record.attempt)
         checkpointer = Checkpointer(config, tiers, record, reporter)
         buffers = FixedBuffers(model, config.model, world)
-        attempt = running.Attempt(config, source, context, tiers, origin, record, lifetime)
+        attempt = Claimed(config, source, context, tiers, origin, record, lifetime)
         run = running.run_of(attempt, checkpointer, reporter, buffers)
         run = replace(run, read=DelayedRead(context.update.guard.skips, late))
         return Opened(run, config, source, lifetime, origin.best_val_loss)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mingpt.model.language import IGNORE, LanguageModel
-from mingpt.train.factory import prepare
+from mingpt.train.preparing import prepare
 from tests.kits.config_kit import configured
 from tests.kits.model_kit import BLOCK, KINDS, PADDED, WORDS, small
 from tests.kits.run_kit import TINY

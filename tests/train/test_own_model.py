@@ -14,7 +14,8 @@ from mingpt.data.own import source_of
 from mingpt.errors import CRASHED, USER_ERROR, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.train.attempt import attempt
-from mingpt.train.factory import build, try_out
+from mingpt.train.factory import build
+from mingpt.train.own_model import try_out
 from mingpt.world.lifetime import Lifetime
 from tests.kits.config_kit import configured, problems
 from tests.kits.own_kit import CLASSIFIER, FAULTS, ODD

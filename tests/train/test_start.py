@@ -143,7 +143,9 @@ IMPORTS = """
 import sys, torch
 import mingpt.train.attempt
 from mingpt.compose.compose import configure
-from mingpt.train.factory import build, give_memory
+from mingpt.train.factory import build
+from mingpt.train.factory import build
+from mingpt.train.preparing import give_memory
 for kind in ("gpt", "modern"):
     model = build(configure([f"model.kind={kind}", "data=random", "run.dir=run"], 1), 65, drawn=False)
     give_memory(model, torch.device("cpu"))

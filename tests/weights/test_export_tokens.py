@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from mingpt.data.bpe import HuggingFaceTokens
-from mingpt.data.vocabulary import Bytes, Characters, TextVocabulary
+from mingpt.data.source import TextVocabulary
+from mingpt.data.vocabulary import Bytes, Characters
 from mingpt.weights.writing import folder_of, write_folder
 from tests.kits import bpe_kit
 from tests.kits.weights_kit import ours

@@ -11,7 +11,7 @@ from mingpt.compute.rules import trainable
 from mingpt.errors import UserError
 from mingpt.snapshot.reader import Loaded, read
 from mingpt.snapshot.store import Store
-from mingpt.train.factory import freeze
+from mingpt.train.preparing import freeze
 from tests.kits.replay_kit import train_here
 from tests.kits.weights_kit import ours, saved
 

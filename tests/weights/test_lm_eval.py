@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mingpt.commands.loading import load
-from mingpt.data.vocabulary import TextVocabulary
+from mingpt.data.source import TextVocabulary
 from tests.kits import bpe_kit
 from tests.kits.branch_kit import train
 from tests.kits.paths_kit import ROOT

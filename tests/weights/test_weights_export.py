@@ -9,7 +9,8 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from mingpt.cli import cli
-from mingpt.data.vocabulary import NoTokens, Numbers, Vocabulary
+from mingpt.data.source import Vocabulary
+from mingpt.data.vocabulary import NoTokens, Numbers
 from mingpt.model.gpt2 import GPT
 from mingpt.snapshot.store import Store
 from mingpt.weights.reading import start_from
