@@ -13,10 +13,10 @@ from config_kit import configured
 from mingpt.errors import CRASHED, STOPPED
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
+from mingpt.launch.newest import Newest, newest
 from mingpt.launch.watchdog import RendezvousWatchdog
 from mingpt.snapshot.elsewhere import Marker, remove_marker
 from mingpt.snapshot.store import Store
-from mingpt.snapshot.tiers import newest
 from mingpt.world.lifetime import Lifetime
 from snapshot_kit import save
 
@@ -36,7 +36,7 @@ class Answers(RendezvousHandler):
     get_backend = next_rendezvous = is_closed = set_closed = get_run_id = shutdown = lambda self: None  # type: ignore[assignment, return-value]
 
 
-def an_agent(answers: Answers, newest: Any = lambda: 0, say: Any = print) -> agent.Agent:
+def an_agent(answers: Answers, newest: Any = lambda: Newest(0), say: Any = print) -> agent.Agent:
     config = LaunchConfig(1, 1, 1)
     spec = WorkerSpec("worker", 1, answers, entrypoint=print, max_restarts=2)
     return agent.Agent(config, spec, 3, 30, newest, say, RendezvousWatchdog(0, 60, 60, print), Lifetime())
@@ -73,7 +73,7 @@ def test_an_agent_that_was_asked_itself_ends_at_once() -> None:
 
 def test_only_attempts_in_a_row_without_a_new_snapshot_are_counted() -> None:
     said, steps = list[str](), [0]
-    own = an_agent(Answers(0), lambda: steps[0], said.append)
+    own = an_agent(Answers(0), lambda: Newest(steps[0]), said.append)
     counts = []
     for steps[0] in (0, 5, 5, 9, 9, 9, 9):
         own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
@@ -99,7 +99,6 @@ def test_an_agent_without_the_runs_disk_hears_of_the_steps_by_its_marker(tmp_pat
     assert left["a"] == left["b"] == [2, 3, 3, 2, 1, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="agent.py holds steps against the highest it has seen: step > self._newest_step")
 @pytest.mark.parametrize("elsewhere", [True, False], ids=["a stale copy is here", "resume.anew=true"])
 def test_the_steps_of_the_run_are_progress_though_this_node_had_higher_ones(elsewhere: bool, tmp_path: Path) -> None:
     """Of a copy from before a rewind, or of a lost run whose marker says so, as the agent finds it at its start."""
