@@ -19,7 +19,7 @@ from mingpt.errors import CRASHED, SnapshotFailed, UserError
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
 from mingpt.launch.torchrun import Command, Torchrun
-from mingpt.world.children import START
+from mingpt.world.env import START
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.secret import SECRET
