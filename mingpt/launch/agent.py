@@ -28,8 +28,12 @@ from mingpt.world.platforms import OPTIONS
 from mingpt.world.secret import STATIC
 from mingpt.world.standby import COMMAND, Standby
 
-# The beginnings of torch's lines about an end whose reason our own lines say.
-TORCHS_LAST_LINES = "Received %s death signal", "Sending process %s closing signal", "failed (exitcode: %s)"
+# The beginnings of torch's lines about an end whose reason our own lines say, and about one that has none: the workers
+# have finished, and the head, which hosts the store, has left the exit barrier first (that is a stack trace).
+TORCHS_LAST_LINES = (
+    *("Received %s death signal", "Sending process %s closing signal", "failed (exitcode: %s)"),
+    "Error waiting on exit barrier",
+)
 NOW_SECONDS = 3  # from a second request to stop until SIGKILL
 WAITING_SECONDS = 1.5  # torch answers how many nodes wait from what it has read within the last second
 
@@ -193,10 +197,7 @@ def run(
     if standby:
         Forked.standby = standby
         processes.get_subprocess_handler = Forked  # type: ignore[assignment] # which is called with names
-    for name in ("agent.server.api", "multiprocessing.api"):
-        logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
-            lambda record: not str(record.msg).startswith(TORCHS_LAST_LINES)
-        )
+    leave_out_torchs_last_lines()
     # torchrun would read its options from these, too; launch/torchrun.py has read them, and all are arguments now.
     for name in [f"PET_{option.upper()}" for option in (*OPTIONS, "standalone", "no_python", "run_path", "module")]:
         os.environ.pop(name, None)
@@ -232,6 +233,13 @@ def run(
         return verdict(agent.ending if agent else None, agent is not None and agent.has_workers, failed, limit)
     finally:
         del failed  # its traceback refers to this frame, which would keep the agent and its store alive
+
+
+def leave_out_torchs_last_lines() -> None:
+    for name in ("agent.server.api", "multiprocessing.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
+            lambda record: not str(record.msg).startswith(TORCHS_LAST_LINES)
+        )
 
 
 def _spec(config: LaunchConfig, command: Any, words: list[str]) -> WorkerSpec:

@@ -1,10 +1,13 @@
 """What the agent decides when its workers have ended: of what other nodes wait for, and of signals that come late."""
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousHandler
 from torch.distributed.launcher.api import LaunchConfig
@@ -69,6 +72,23 @@ def test_an_agent_that_was_asked_itself_ends_at_once() -> None:
     answers = Answers(0)
     assert stopped(answers, 1.0) == 0
     assert answers.asked == 1
+
+
+def test_the_end_of_the_store_is_no_error_once_the_workers_have_finished(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The head hosts the store, and may leave the exit barrier first."""
+    records, logger = list[str](), logging.getLogger(api.__name__)
+    monkeypatch.setattr(logger, "filters", [lambda record: not records.append(record.msg)])
+    agent.leave_out_torchs_last_lines()
+    head = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    own = an_agent(Answers(0))
+    own._store = TCPStore("127.0.0.1", head.port, is_master=False)
+    own._worker_group.group_world_size = 2
+    del head
+    own._exit_barrier()
+    assert [message.startswith("Error") for message in records] == [True]
+    assert caplog.text == ""
 
 
 def test_only_attempts_in_a_row_without_a_new_snapshot_are_counted() -> None:
