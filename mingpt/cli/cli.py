@@ -58,7 +58,7 @@ def begun(verb: Verb, name: str) -> "Lifetime":
     """What ends the process from outside is seen to from now on. Ends it if Slurm's variables are incomplete."""
     # A third of all that `mingpt --help` would import.
     from mingpt.world import slurm
-    from mingpt.world.children import keep_from_current_folder
+    from mingpt.world.env import keep_from_current_folder
     from mingpt.world.lifetime import Lifetime
 
     keep_from_current_folder()

@@ -37,7 +37,7 @@ from mingpt.errors import FINISHED, STOPPED, UserError
 from mingpt.files.storage import install
 from mingpt.history.history import History
 from mingpt.report.runs import rows, table
-from mingpt.world.children import START
+from mingpt.world.env import START
 from mingpt.world.lifetime import end_with_parent
 
 LAUNCH = (sys.executable, START, "mingpt.launch")

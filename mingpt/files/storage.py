@@ -172,6 +172,11 @@ def is_local(fs: Any) -> bool:
     return isinstance(fs, LocalFileSystem)
 
 
+def names_a_disk(url: str) -> bool:
+    """Whether a URL or a path names a place on a disk. By its scheme alone: no client of a store is made."""
+    return "://" not in url or url.startswith(("file://", "local://"))
+
+
 def without_query(path: str) -> str:
     """Cut the query off an HTTP URL: it is no part of the name and may hold a signature. Other paths stay."""
     return path.partition("?")[0] if path.startswith(("http://", "https://")) else path

@@ -20,6 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from mingpt.errors import STOPPED, USER_ERROR
 from mingpt.launch.ending import Ending, verdict
+from mingpt.launch.newest import Newest
 from mingpt.launch.watchdog import RendezvousWatchdog
 from mingpt.world import rendezvous
 from mingpt.world.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime, Phase
@@ -27,8 +28,12 @@ from mingpt.world.platforms import OPTIONS
 from mingpt.world.secret import STATIC
 from mingpt.world.standby import COMMAND, Standby
 
-# The beginnings of torch's lines about an end whose reason our own lines say.
-TORCHS_LAST_LINES = "Received %s death signal", "Sending process %s closing signal", "failed (exitcode: %s)"
+# The beginnings of torch's lines about an end whose reason our own lines say, and about one that has none: the workers
+# have finished, and the head, which hosts the store, has left the exit barrier first (that is a stack trace).
+TORCHS_LAST_LINES = (
+    *("Received %s death signal", "Sending process %s closing signal", "failed (exitcode: %s)"),
+    "Error waiting on exit barrier",
+)
 NOW_SECONDS = 3  # from a second request to stop until SIGKILL
 WAITING_SECONDS = 1.5  # torch answers how many nodes wait from what it has read within the last second
 
@@ -42,14 +47,14 @@ class Agent(LocalElasticAgent):
         spec: WorkerSpec,
         limit: int,
         grace_seconds: int,
-        newest: Callable[[], int],
+        newest: Callable[[], Newest],
         say: Callable[[str], None],
         watchdog: RendezvousWatchdog,
         lifetime: Lifetime,
     ) -> None:
         """limit: the agent gives up after so many attempts in a row without a new snapshot.
 
-        grace_seconds: from a request to stop until SIGKILL. newest: returns the step of the newest snapshot. say:
+        grace_seconds: from a request to stop until SIGKILL. newest: returns the newest snapshot. say:
         prints a line. watchdog: limits the wait for the rendezvous' host.
         """
         assert config.logs_specs is not None
@@ -61,7 +66,7 @@ class Agent(LocalElasticAgent):
         self.over = False  # the exit code is decided: a signal that comes now must not change it
         self.ending: Ending | None = None  # of the latest attempt
         self._ended_workers: object = None  # the process context that `ending` describes
-        self._newest_step = newest()
+        self._newest = newest()  # when the agent last saw progress
 
     @property
     def has_workers(self) -> bool:
@@ -122,9 +127,11 @@ class Agent(LocalElasticAgent):
         else:
             # Progress is a new snapshot, not a new step: a run that dies every 300 steps and saves every 500 makes new
             # steps for ever.
-            step = self.newest()
-            if step > self._newest_step:
-                self._newest_step = step
+            seen, newest = self._newest, self.newest()
+            # The steps of a run on another disk are not comparable with those that this node had: its copy of the run
+            # may be from before a rewind, and its marker may tell of a run that is lost.
+            if newest.step > (seen.step if newest.host == seen.host else 0):
+                self._newest = newest
                 self._remaining_restarts = self.limit
             if self._remaining_restarts:
                 fruitless = self.limit - self._remaining_restarts
@@ -178,7 +185,7 @@ def run(
     answer_seconds: float,
     silent_seconds: float,
     port: int,
-    newest: Callable[[], int],
+    newest: Callable[[], Newest],
     say: Callable[[str], None],
     lifetime: Lifetime,
     standby: Standby | None = None,
@@ -190,10 +197,7 @@ def run(
     if standby:
         Forked.standby = standby
         processes.get_subprocess_handler = Forked  # type: ignore[assignment] # which is called with names
-    for name in ("agent.server.api", "multiprocessing.api"):
-        logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
-            lambda record: not str(record.msg).startswith(TORCHS_LAST_LINES)
-        )
+    leave_out_torchs_last_lines()
     # torchrun would read its options from these, too; launch/torchrun.py has read them, and all are arguments now.
     for name in [f"PET_{option.upper()}" for option in (*OPTIONS, "standalone", "no_python", "run_path", "module")]:
         os.environ.pop(name, None)
@@ -229,6 +233,13 @@ def run(
         return verdict(agent.ending if agent else None, agent is not None and agent.has_workers, failed, limit)
     finally:
         del failed  # its traceback refers to this frame, which would keep the agent and its store alive
+
+
+def leave_out_torchs_last_lines() -> None:
+    for name in ("agent.server.api", "multiprocessing.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
+            lambda record: not str(record.msg).startswith(TORCHS_LAST_LINES)
+        )
 
 
 def _spec(config: LaunchConfig, command: Any, words: list[str]) -> WorkerSpec:

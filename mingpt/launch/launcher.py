@@ -12,19 +12,16 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from argparse import Namespace
-from contextlib import suppress
 
 from mingpt.cli.console import say
 from mingpt.compose import compose
 from mingpt.compose.resolvers import MOMENT
-from mingpt.config.schema import Config
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.launch.managed import managed
+from mingpt.launch.newest import newest
 from mingpt.launch.torchrun import Torchrun
-from mingpt.observe.notify import notify
 from mingpt.world.env import AGENT_PID, OVERRIDES
 from mingpt.world.lifetime import STOP_SIGNALS, Lifetime
 from mingpt.world.standby import Standby
@@ -51,8 +48,10 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
     warm = config.train.threads == 1 and os.environ.get("MINGPT_STANDBY") != "0" and sys.platform == "linux"
     seconds = config.world.init_timeout_seconds / 2  # the other half is for a cold start
     standby = Standby(seconds, config.train.compile) if warm else None
-    # Imports torch, which takes seconds: errors in the config are printed before that.
+    # These import torch, which takes seconds: errors in the config are printed before that, and the standby imports it
+    # at the same time.
     from mingpt.launch.agent import run
+    from mingpt.observe.notify import notify
 
     code, reason = run(
         command.arguments,
@@ -61,7 +60,7 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
         answer_seconds=config.world.init_timeout_seconds,
         silent_seconds=config.world.timeout_seconds,
         port=node.port,
-        newest=lambda: newest_step(config),
+        newest=lambda: newest(config),
         say=lambda text: say(f"launch: {text}"),
         lifetime=lifetime,
         standby=standby,
@@ -75,22 +74,3 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
         event = "failed" if code == USER_ERROR else "gave up"
         notify(config.health.notify, event, reason, run=config.run.name)
     return code
-
-
-def newest_step(config: Config) -> int:
-    """The step of the newest snapshot, durable or in memory.
-
-    0 if there is none, or if the store does not answer in world.init_timeout_seconds.
-    """
-    from mingpt.tiers.tiers import newest  # imports torch
-
-    steps = [0]
-
-    def read() -> None:
-        with suppress(Exception):  # the workers run into the same error, and report it
-            steps.append(newest(config))
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    thread.join(config.world.init_timeout_seconds)
-    return max(steps)

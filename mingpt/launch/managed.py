@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from mingpt.errors import CRASHED, FINISHED, STOPPED, USER_ERROR
 from mingpt.world import slurm
-from mingpt.world.children import START
+from mingpt.world.env import START
 from mingpt.world.lifetime import Lifetime
 
 CRASH_SECONDS = 30.0  # what another node, a busy one too, has for its user error: then that is why this one crashed

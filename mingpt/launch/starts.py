@@ -16,7 +16,7 @@ from mingpt.compose import compose
 from mingpt.compose.commandline import given
 from mingpt.errors import FINISHED, UserError
 from mingpt.files.folder import Folder
-from mingpt.launch.launcher import newest_step
+from mingpt.launch.newest import newest
 
 FILE = "attempts/starts"
 
@@ -27,7 +27,7 @@ def main(arguments: list[str], job: str) -> int:
     assert config is not None  # the parser has answered --help
     folder = Folder(config.run.dir)
     limit = config.launch.max_attempts_without_progress
-    step = newest_step(config)
+    step = newest(config).step
     # Counted when a start begins and by its first node: SkyPilot kills the other nodes as soon as one has failed, so
     # not all see an end, and a machine that dies counts nothing. A job that is launched again has another id, so its
     # starts are counted anew: whoever did that has corrected something.

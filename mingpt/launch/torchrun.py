@@ -13,7 +13,7 @@ from mingpt.errors import UserError
 from mingpt.launch import values
 from mingpt.launch.values import Names
 from mingpt.world import network
-from mingpt.world.children import START
+from mingpt.world.env import START
 from mingpt.world.lifetime import STOP_SIGNALS
 from mingpt.world.platforms import PORT, Placement, find_placement, options_of, resolved
 from mingpt.world.secret import C10D, STATIC, check_secret

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mingpt.preflight.finding import Finding, Level
@@ -53,9 +54,12 @@ def of_all(
     findings = list[Finding]()
     for of_node in gathered:
         for finding in of_node or ():
-            # A run that lives on one node's disk needs no room on the others'.
-            if finding.check != "disk" or finding.node in keepers:
+            if finding.node in keepers or finding.check not in ("disk", "run.dir"):
                 findings.append(finding)
+            # A run that lives on another node's disk needs no room on this one's, and goes on if it can't be written.
+            # But then nothing there tells, at the next start, where the run is.
+            elif finding.check == "run.dir":
+                findings.append(replace(finding, level="warning"))
     answered = [node for node in nodes if gathered[node["rank"]] is not None]
     findings += alike([node["facts"] for node in answered])
     for node in nodes:

@@ -7,9 +7,12 @@ alone. This runs in a helper, last of all, since NCCL may hang or take the proce
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 from mingpt.preflight import meeting
+from mingpt.preflight.finding import Finding
 
 SECONDS = 60  # for NCCL's start and the all-reduces
 BYTES = 2**28  # of one
@@ -17,8 +20,6 @@ ADVICE = (
     "look at what NCCL_DEBUG=INFO prints; an image needs libibverbs1, ibverbs-providers and librdmacm1, a container "
     "/dev/infiniband, and EFA also libfabric and aws-ofi-nccl (docs/large.md)"
 )
-
-
 # What NCCL says of the networks that it finds, with their devices, and of the one that it takes.
 NETWORK = re.compile(
     r"NCCL INFO (NET/\w+ ?: Using \[0\].*|NET/OFI Selected .*|Failed to open libibverbs.*|Using network .*)"
@@ -33,3 +34,17 @@ def measure() -> str:
         os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": log.name}
         speed = meeting.speed([BYTES], "cuda", dist.new_group(backend="nccl")) / 1e9
         return f"{speed:.1f} GB/s from one GPU; {', '.join(NETWORK.findall(log.read()))}"
+
+
+def judge(facts: Sequence[Mapping[str, Any]], results: Sequence[object], findings: list[Finding]) -> list[str]:
+    """A line about NCCL on each node; what is wrong is added to `findings`.
+
+    facts: of each node. results: what `measure` says there; None: no answer.
+    """
+    notes = list[str]()
+    for node, result in zip(facts, results, strict=True):
+        notes.append(f"NCCL on {node['host']}: {result or 'no answer'}")
+        if node["infiniband"] and "network Socket" in str(result):
+            text = f"NCCL takes TCP, and not {', '.join(node['infiniband'])}"
+            findings.append(Finding("warning", node["host"], "nccl", text, ADVICE))
+    return notes

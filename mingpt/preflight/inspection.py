@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
+from mingpt.files.storage import names_a_disk
 from mingpt.launch.torchrun import Torchrun
 from mingpt.preflight import compare, fabric, links, machine, meeting, places
 from mingpt.preflight.finding import Finding, Level, Report, exit_code, findings_of
@@ -256,25 +257,27 @@ class Inspection:
         met. hosts: of the nodes by rank.
         """
         written = self._check_place()
-        places = self._gather(PLACES, [clock, written, self.identity, self.name], LINKS_SECONDS + PLACE_SECONDS)
+        answered = written if self.writing.ready() else None
+        places = self._gather(PLACES, [clock, answered, self.identity, self.name], LINKS_SECONDS + PLACE_SECONDS)
         assert places[0] is not None
         self.mine += compare.clock(self.name, places[0][0] - clock, hosts[0])
-        if written and "://" in self.config.run.dir:
+        if written and not names_a_disk(self.config.run.dir):
             writers = dict[str, str]()
             for place in places:
                 if place and place[1]:
                     _, _, identity, host = place
                     writers[identity] = host
             self._check_seen(writers)
-        # A node that can't write has said so: where the run lives can't be found out without it.
-        if self.node.most == 1 or not all(place and place[1] for place in places):
+        # Where a disk hangs, it would hang as the run is looked for, too.
+        if self.node.most == 1 or any(place is None or place[1] is None for place in places):
             return hosts, []
         try:
             asked = self.store.ask(meeting.find_home, self.config, hosts, SHORT_SECONDS)
             keepers, notes = answer(asked, PLACE_SECONDS)
         except (UserError, TransientError) as error:
-            self.mine += findings_of(error, self.name, "run.dir")
-            return [], []
+            if all(place and place[1] for place in places):  # else nodes that can't write have said so
+                self.mine += findings_of(error, self.name, "run.dir")
+            return hosts, []
         return keepers, notes
 
     def _measure_fabric(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
@@ -286,14 +289,7 @@ class Inspection:
         except (Unreached, OSError) as error:  # nothing comes after this that needs a helper that hangs
             findings.append(Finding("warning", self.name, "nccl", f"no all-reduce over NCCL ({error})", fabric.ADVICE))
             return []
-        notes = list[str]()
-        for node, result in zip(nodes, results, strict=True):
-            facts = node["facts"]
-            notes.append(f"NCCL on {facts['host']}: {result or 'no answer'}")
-            if facts["infiniband"] and "network Socket" in str(result):
-                text = f"NCCL takes TCP, and not {', '.join(facts['infiniband'])}"
-                findings.append(Finding("warning", facts["host"], "nccl", text, fabric.ADVICE))
-        return notes
+        return fabric.judge([node["facts"] for node in nodes], results, findings)
 
     def _reduce(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
         """A line about the speed of an all-reduce; nodes where it failed are added to `findings`."""

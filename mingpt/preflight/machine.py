@@ -15,6 +15,8 @@ import psutil
 
 import mingpt
 from mingpt.config.schema import Config
+from mingpt.files.folder import Folder
+from mingpt.files.storage import names_a_disk
 from mingpt.preflight.finding import Finding
 from mingpt.world import network
 
@@ -125,9 +127,9 @@ def _gpus() -> tuple[list[str], str | None]:
 
 def _free(place: str) -> int | None:
     """Free bytes where a local folder is or will be; None for a bucket."""
-    if "://" in place:
+    if not names_a_disk(place):
         return None
-    path = Path(place).expanduser().absolute()
+    path = Path(Folder(place).root)
     with suppress(OSError):
         while not path.exists():  # the folder is made by the first attempt
             path = path.parent

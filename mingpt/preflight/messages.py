@@ -47,7 +47,8 @@ class About(BaseModel):
 # By rank; None: of a node that has not answered.
 MET = TypeAdapter(list[tuple[str, str] | None])  # identity, address
 NODES = TypeAdapter(list[About | None])
-PLACES = TypeAdapter(list[tuple[float, bool, str, str] | None])  # clock, whether it has written, identity, host
+# Clock, whether it has written (None: its disk or store does not answer), identity, host.
+PLACES = TypeAdapter(list[tuple[float, bool | None, str, str] | None])
 FINDINGS = TypeAdapter(list[list[Finding] | None])
 RESULTS = TypeAdapter(list[float | str | None])  # bytes a second, or what failed
 

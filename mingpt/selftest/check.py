@@ -16,7 +16,7 @@ from typing import Any
 from mingpt.cli.command import Unfit
 from mingpt.cli.console import say, say_json
 from mingpt.errors import TransientError, UserError
-from mingpt.world.children import START
+from mingpt.world.env import START
 
 START_SECONDS = 600  # beside --seconds and --limit: for imports, and a case that has begun when the limit is over
 TABLE = Path(__file__).with_name("known.json")

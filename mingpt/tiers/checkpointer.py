@@ -10,7 +10,6 @@ from mingpt.config.schema import Config
 from mingpt.errors import SnapshotFailed, TransientError, UserError
 from mingpt.files.storage import limit_seconds
 from mingpt.snapshot.attempts import RunRecord
-from mingpt.snapshot.elsewhere import Marker, remove_marker
 from mingpt.snapshot.format import Metrics, SharedState
 from mingpt.snapshot.lineage import HotBase
 from mingpt.snapshot.restore import Restored
@@ -75,9 +74,6 @@ class Checkpointer:
         self._last = time.monotonic()
         # Whether `close` leaves the hot snapshots: what they have is not durable.
         self._keep_hot = False
-        # A marker could not be written, which is said once.
-        self._unmarked = False
-        self._note_home()
         # A process with nothing to write waits for one that may be waiting for the store. With equal limits the group
         # could time out in the moment in which that one reports.
         limit = self.timeout + limit_seconds() + SPARE_SECONDS
@@ -138,32 +134,13 @@ class Checkpointer:
 
     def _durable_committed(self, step: int, digest: str, seconds: float) -> None:
         self._note_base(step, digest)
-        self._note_step(step)
+        self.tiers.note_step(step)
         if self.world.is_main:
             self.listener.committed(step, digest, seconds)
 
     def _hot_committed(self, step: int, digest: str, seconds: float) -> None:
         if self.world.is_main:  # a hot snapshot is committed on each node
             self.listener.committed_hot(step)
-
-    def _note_home(self) -> None:
-        """Have each node know where the run is: those that have it, by no marker. Collective."""
-        home, run_dir = self.tiers.home, self.tiers.run_dir
-        self.run_id = str(self.world.run_on_main(lambda: hot.run_id(run_dir))) if home.host else ""
-        if self.world.is_main:  # the others who see run.dir see the same file
-            remove_marker(run_dir)
-        self._note_step(self.tiers.base.step)
-
-    def _note_step(self, step: int) -> None:
-        """Where run.dir is not seen, leave a marker; that node's launcher, too, learns from it that the run goes on."""
-        home = self.tiers.home
-        if self._unmarked or self.world.local_rank or self.world.rank in home.run:
-            return
-        try:
-            Marker(self.run_id, home.host, self.attempt, step).write(self.tiers.run_dir)
-        except (UserError, TransientError) as error:
-            self._unmarked = True
-            self.log(f"on which node's disk this run lives could not be noted on this node: {error}")
 
     def _note_base(self, step: int, digest: str | None) -> None:
         """Note which durable snapshot the next hot ones continue. If that fails, the last note still holds."""

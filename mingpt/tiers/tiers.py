@@ -4,13 +4,13 @@ Who writes there is the attempt's `Checkpointer`, which is made after the claim.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from mingpt.config.schema import Config
-from mingpt.errors import Damaged, Unreadable, UserError
+from mingpt.errors import Damaged, TransientError, Unreadable, UserError
 from mingpt.snapshot import attempts
-from mingpt.snapshot.elsewhere import read_marker
+from mingpt.snapshot.elsewhere import Marker, read_marker, remove_marker
 from mingpt.snapshot.lineage import NewestDurable, set_overtaken_aside, stale_steps
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.restore import Restored, Take, restore
@@ -57,6 +57,8 @@ class Tiers:
         self.log = log
         self.home = home or Home(range(world.size), range(world.size))
         self.run_dir = config.run.dir
+        # What this node keeps of a run whose folder it does not see; None: nothing.
+        self._marker: Marker | None = None
         self.store = Store(config.snapshot.dir)
         self.hot_store = self._open_hot(config, state_bytes)
         self.base = NewestDurable(**world.run_on_main(self._set_aside_and_find_base))
@@ -105,3 +107,23 @@ class Tiers:
         """Remove the hot snapshots of an attempt that was killed after the run's last step was durable."""
         if self.hot_store and self.world.local_rank == 0:
             hot.remove(self.hot_store)
+
+    def note_home(self, attempt: int) -> None:
+        """Have each node know where the run is: those that have it, by no marker. Called by all processes."""
+        identity = self.world.run_on_main(lambda: hot.run_id(self.run_dir)) if self.home.host else ""
+        if self.world.is_main:  # the others who see run.dir see the same file
+            remove_marker(self.run_dir)
+        if self.world.rank not in self.home.run and self.world.local_rank == 0:
+            self._marker = Marker(identity, self.home.host, attempt, self.base.step)
+        self.note_step(self.base.step)
+
+    def note_step(self, step: int) -> None:
+        """Where run.dir is not seen, note it in the marker; that node's launcher, too, learns that the run goes on."""
+        if self._marker is None:
+            return
+        self._marker = replace(self._marker, step=step)
+        try:
+            self._marker.write(self.run_dir)
+        except (UserError, TransientError) as error:
+            self._marker = None  # said once
+            self.log(f"on which node's disk this run lives could not be noted on this node: {error}")

@@ -89,6 +89,8 @@ def claim_attempt(config: Config, source: Source, origin: Origin, tiers: Tiers, 
         return claims[0].number
 
     attempt = world.run_on_main(claim)
+    # At once: a node that has nothing of the run yet would begin another one, if the node that has it is lost now.
+    tiers.note_home(attempt)
     sees = world.rank not in home.run or is_visible(config.run.dir, attempt)
     blind = [rank for rank, sees in enumerate(world.gather(sees)) if not sees]
     if blind:  # checked now: the first snapshot would fail, perhaps hours later

@@ -1,14 +1,21 @@
 """What a launcher (torchrun, srun, `mingpt launch`) has told this process: read and checked here, wherever it is asked.
 
+And how a process of this package starts Python again, so that no file of the current folder stands for a package. (Code
+of the user's own lies there: config/imports.py finds it, after all packages.)
+
 Imports only the standard library: it is asked before torch is imported, which takes seconds.
 """
 
 import os
 import socket
+import sys
 from dataclasses import dataclass
+from multiprocessing import util
+from pathlib import Path
 
 from mingpt.errors import UserError
 
+START = str(Path(__file__).with_name("start"))  # `python START MODULE` in place of `python -m MODULE`
 AGENT_PID = "MINGPT_AGENT_PID"  # set by mingpt.launch for its workers
 OVERRIDES = "MINGPT_OVERRIDES"  # the config's overrides as a JSON list; set by mingpt.launch for its workers
 LARGEST = 2**31 - 1  # as config.section.LARGEST, whose module imports pydantic
@@ -76,3 +83,12 @@ class Env:
         if check and problems:
             raise UserError(*problems)
         return env
+
+
+def keep_from_current_folder() -> None:
+    """Have multiprocessing's children, which are `python -c`, not search the current folder before all else."""
+    # They import their packages by this process's sys.path, which they are sent. -P is not in Python 3.10, and -I also
+    # ignores the variables PYTHON…, of which they need none then.
+    flags = util._args_from_interpreter_flags  # type: ignore[attr-defined] # what sets them is not public
+    here = "-P" if sys.version_info >= (3, 11) else "-I"
+    util._args_from_interpreter_flags = lambda: [*flags(), here]  # type: ignore[attr-defined]

@@ -23,8 +23,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from mingpt.cli.console import say
-from mingpt.world.children import START
-from mingpt.world.env import AGENT_PID
+from mingpt.world.env import AGENT_PID, START
 from mingpt.world.lifetime import STOP_SIGNALS, end_with_parent, prctl
 
 COMMAND = (sys.executable, "-u", START, "mingpt.train")  # as torchrun starts a worker

@@ -167,6 +167,18 @@ def test_without_the_machine_that_has_it(four: list[Machine], run: Run, expected
     assert re.search(rf"error: .*run\.dir={RUN}\b.*\bcyd\b.*\bstep 12\b", ended.output), ended.output
 
 
+def test_the_machine_with_the_run_is_lost_at_once(four: list[Machine], run: Run) -> None:
+    """While observers open, which may take long: a tracker asks its server. bob never had anything of the run."""
+    ada, bob, *_ = four
+    finished([(ada, 1)], run, until(4))
+    for machine in (ada, bob):
+        (machine.disk / "lost.py").write_text("import os\ndef lost(**settings): os.kill(os.getpid(), 9)\n")
+    ended = train([(bob, 1), (ada, 1)], run.arguments("observers=[{_target_: lost.lost}]"))
+    assert ended.codes == [[70], [-9]], ended.output
+    assert marker(bob) == {"run": id_of(ada), "host": "ada", "attempt": 2, "step": 4}
+    refused([(bob, 1)], run)
+
+
 @pytest.mark.nightly
 def test_what_another_nodes_memory_has(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
     """The machine with the disk was switched off and on: step 6, in slices of both, is in the other one's memory."""

@@ -71,3 +71,24 @@ def test_the_imports_touch_no_device_and_start_no_thread(more: dict[str, str], t
     more = {name: value.replace("/nowhere", str(tmp_path)) for name, value in more.items()}
     done = ran([sys.executable, "-c", IMPORTS], env={**os.environ, "OMP_NUM_THREADS": "1", **more})
     assert done.stdout == "1 thread\n"
+
+
+WITHOUT_TORCH = """
+import os, sys
+from mingpt.world import standby
+
+def made(self, *settings):
+    print("torch" in sys.modules)
+    os._exit(0)
+
+standby.Standby.__init__ = made
+from mingpt.__main__ import main
+sys.argv = ["mingpt", "launch", "--nproc-per-node=2", "data=random"]
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a standby is Linux's alone")
+def test_the_standby_begins_before_the_launcher_imports_torch(tmp_path: Path) -> None:
+    """So both import it at the same time."""
+    assert ran([sys.executable, "-c", WITHOUT_TORCH], cwd=tmp_path).stdout.splitlines()[-1] == "False"

@@ -1,4 +1,4 @@
-"""REVIEW: the preflight of two machines with disks of their own."""
+"""The preflight of two machines with disks of their own."""
 
 import subprocess
 import sys
@@ -9,6 +9,7 @@ import pytest
 
 from tests.kits.disk_kit import RUN, Machine, machines
 from tests.kits.node_kit import Node, free_port, needs_mount
+from tests.kits.report_kit import Made
 
 pytestmark = [pytest.mark.slow, needs_mount]
 
@@ -36,9 +37,8 @@ def test_own_disks(two: list[Machine]) -> None:
     assert "ada's disk alone" in said
 
 
-@pytest.mark.xfail(strict=True, reason="inspection.py takes each run.dir with :// for a bucket that all must see")
 def test_a_url_of_a_disk(two: list[Machine], tmp_path: Path) -> None:
-    """Training takes it (test_odd_places); the preflight, which the recipes run first, refuses."""
+    """Training takes it (test_odd_places)."""
     here = tmp_path / "mnt"
     here.mkdir()
     for machine in two:
@@ -49,7 +49,6 @@ def test_a_url_of_a_disk(two: list[Machine], tmp_path: Path) -> None:
     assert codes == [0, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="the preflight refuses a node that training goes on with")
 def test_a_worker_that_cannot_write(two: list[Machine]) -> None:
     """Training goes on (test_read_only_worker)."""
     (two[1].disk / RUN).mkdir(parents=True)
@@ -58,3 +57,15 @@ def test_a_worker_that_cannot_write(two: list[Machine]) -> None:
     codes, said = preflight(two, f"run.dir={RUN}")
     print(said)
     assert codes == [0, 0]
+    assert "warning on bob (run.dir): run.dir=runs/x" in said
+
+
+def test_the_node_that_has_the_run_cannot_write(two: list[Machine]) -> None:
+    Made(two[1].disk / RUN).claim(1, 0)
+    subprocess.run([*two[1].enter(), "mount", "--bind", RUN, RUN], check=True)
+    subprocess.run([*two[1].enter(), "mount", "-o", "remount,ro,bind", RUN], check=True)
+    codes, said = preflight(two, f"run.dir={RUN}")
+    print(said)
+    assert codes == [64, 64]
+    assert "problem on bob (run.dir): run.dir=runs/x" in said
+    assert "problem on ada" not in said

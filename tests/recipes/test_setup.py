@@ -235,3 +235,14 @@ def test_a_recipes_set_up_installs_what_its_run_needs(machine: Machine) -> None:
     script = str(recipe("serve")["setup"])
     subprocess.run([machine.bin / "bash", "-c", script], env=env, cwd=machine.folder, check=True, timeout=600)
     assert install("mlflow,s3,wandb")[-1] in machine.calls()
+
+
+@pytest.mark.slow
+def test_a_run_on_one_machines_disk_is_told_once(machine: Machine) -> None:
+    env = {
+        "REAL": sys.executable, "PYTHONPATH": str(ROOT), "EXPERIMENT": "synthetic", "RUN_DIR": "runs",
+        "SKYPILOT_SETUP_NODE_IPS": "10.0.0.1\n10.0.0.2",
+    }  # fmt: skip
+    for _ in ("a new machine", "again"):
+        machine.set_up(env)
+        assert machine.errors.count("WARNING: run.dir=runs") == 1, machine.errors
