@@ -19,7 +19,7 @@ from mingpt.errors import Damaged, SnapshotFailed, Superseded, Unreadable, UserE
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.format import Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
 from mingpt.snapshot.pieces import same_bytes
-from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
+from mingpt.snapshot.reader import PARALLEL_PARTS, Seen, read_manifest
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.staging import Staged, StagedPart, Staging, trim_memory
 from mingpt.snapshot.store import OVERTAKEN, Store
@@ -68,7 +68,7 @@ class SnapshotWriter:
     failures: int = 0  # in a row; equal in all processes, though not updated at the same moment
     # It can't write any more: a newer attempt has started, the process group has failed, or a thread does not return.
     broken: bool = False
-    _val_losses: dict[int, tuple[float | None, Any]] = field(default_factory=dict)  # see retention.plan
+    _val_losses: Seen = field(default_factory=dict)
     _job: "Future[str] | None" = None
     _hangs: SnapshotFailed | None = None  # the snapshot in flight has failed, since it takes too long
     _until: float = math.inf  # when this process's own work on it must be done

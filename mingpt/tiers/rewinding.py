@@ -25,6 +25,7 @@ def rewind(
     removes older hot snapshots from the memory of all nodes. dropped: batches (first, end) that no step shows any more.
     Raises UserError, before it changes anything, if `step` can't be read.
     """
+    memory = hot.find_hot(hot_dir, run_dir)
     steps = store.steps()
     if step not in steps:
         shown = ", ".join(map(str, steps)) or "none"
@@ -40,16 +41,16 @@ def rewind(
         manifest.digest,
         manifest.attempt,
         by=REWIND,
-        above=_newest_attempt(store, manifest),
+        above=_newest_attempt(store),
         dropped=dropped,
     )
-    _set_rewound_aside(run_dir, store, hot_dir, lambda tier, s: s > step, log)
+    _set_rewound_aside(store, memory, lambda tier, s: s > step, log)
     log(f"the next attempt starts from step {step}, digest {manifest.digest}")
 
 
-def _newest_attempt(store: Store, manifest: Manifest) -> int:
+def _newest_attempt(store: Store) -> int:
     """The newest attempt that a snapshot names: with snapshot.dir set, run.dir may be new and have no claims."""
-    newest = manifest.attempt
+    newest = 0
     for step in store.steps():
         if other := manifest_or_none(store, step):
             newest = max(newest, other.attempt)
@@ -57,9 +58,8 @@ def _newest_attempt(store: Store, manifest: Manifest) -> int:
 
 
 def _set_rewound_aside(
-    run_dir: str, store: Store, hot_dir: str, which: Callable[[Store, int], bool], log: Callable[[str], None]
+    store: Store, memory: Store | None, which: Callable[[Store, int], bool], log: Callable[[str], None]
 ) -> None:
-    memory = hot.find_hot(hot_dir, run_dir)
     for tier in (store, *([memory] if memory else [])):
         with tier.named_errors():
             # Newest first: if this is killed half way, what is left is a line without a hole.
@@ -74,7 +74,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
 
     Raises UserError, before it changes anything, if there is none, or nothing that can be brought back.
     """
-    claims = records(run_dir)
+    memory, claims = hot.find_hot(hot_dir, run_dir), records(run_dir)
     back = dict[int, tuple[str, Manifest]]()
     claim = claims.get(max(claims, default=0))
     if claim and claim.undoes in claims:
@@ -97,7 +97,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
             newest.digest,
             newest.attempt,
             by=REWIND,
-            above=_newest_attempt(store, newest),
+            above=_newest_attempt(store),
             undoes=number,
         ).record
     assert claim is not None
@@ -108,7 +108,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
         found = manifest_or_none(tier, step)
         return step > start and not (found and is_on(line, found))
 
-    _set_rewound_aside(run_dir, store, hot_dir, came_after, log)
+    _set_rewound_aside(store, memory, came_after, log)
     with store.named_errors():
         # The newest first: an attempt that starts meanwhile begins from it, as if all were back.
         for step, (name, _) in sorted(back.items(), reverse=True):
