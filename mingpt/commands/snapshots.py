@@ -273,8 +273,9 @@ def rewind_command(options: Options) -> int:
     if (step is None) != options.undo or at not in (None, step):
         raise UserError("give one step to go back to, as RUN@9000 or with --step, or --undo without a step")
     store = Store(options.snapshots or f"{url}/{SNAPSHOTS}", "URL")
-    look_elsewhere(url, max(store.folders(), default=None))
-    if not store.folders():
+    newest = max(store.folders(), default=None)
+    look_elsewhere(url, newest)
+    if newest is None:
         raise UserError(
             f"{store.url}: no snapshot is there: give a run's directory, and with --snapshots the place of its "
             f"snapshots if snapshot.dir was set"

@@ -84,9 +84,9 @@ class History:
     def open(cls, url: str, attempt: int | None = None, snapshots: str | None = None) -> "History":
         """Raises UserError if nothing of a run is there, or no such attempt."""
         found = cls(url, attempt, snapshots)
-        here = bool(found.steps or found.claims)
-        look_elsewhere(found.folder, max(found.steps, default=0) if here else None)
-        if not here:
+        newest = max(found.steps, default=0 if found.claims else None)
+        look_elsewhere(found.folder, newest)
+        if newest is None:
             raise UserError(
                 f"{found.folder}: {NOTHING}: check the spelling; give a run's directory, such as those that "
                 f"`mingpt snapshots list FOLDER` shows in a folder of runs; to replay a run that has set "

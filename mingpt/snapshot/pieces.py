@@ -1,12 +1,11 @@
-"""Read a file whose size is known, piece by piece, from a local disk or an object store; compare what was read."""
+"""Read a file whose size is known, piece by piece, from a local disk or an object store."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 
 from mingpt.files.folder import Folder
-from mingpt.files.localfile import Buffer, read_into
+from mingpt.files.localfile import read_into
 
 RANGE_BYTES = 16 * 2**20  # of one request to an object store
 RANGES = 4  # requested at a time: one connection to an object store is far slower than the network
@@ -44,15 +43,3 @@ def _ranges(folder: Folder, name: str, starts: range, size: int) -> Iterator[mem
 
     for piece in folder.again(read):
         yield memoryview(piece)
-
-
-def same_bytes(pieces: Sequence[Buffer], raw: memoryview) -> bool:
-    """Whether a file that was read has the bytes of these pieces, in order."""
-    # By numpy, since Python compares memoryviews element by element.
-    start = 0
-    for piece in pieces:
-        ours, theirs = np.frombuffer(piece, np.uint8), np.frombuffer(raw[start : start + len(piece)], np.uint8)
-        if not np.array_equal(ours, theirs):
-            return False
-        start += len(piece)
-    return start == len(raw)

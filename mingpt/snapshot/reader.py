@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
+from mingpt.errors import Damaged, OtherFormat, SnapshotFailed, Unreadable, UserError
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import Buffer, T
 from mingpt.snapshot.elsewhere import look_elsewhere
-from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
+from mingpt.snapshot.format import MANIFEST, EncodedPart, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import SNAPSHOTS, STEP_FOLDER, Store
 
@@ -114,8 +114,18 @@ def verify(store: Store, step: int) -> Manifest:
 
 def verified_pieces(store: Store, manifest: Manifest, name: str) -> Iterator[memoryview]:
     """A part's bytes, piece by piece. Raises Damaged, at the latest after the last piece."""
+    size = manifest.parts[name].size
     with store.named_errors():
-        yield from verified(manifest, name, store.read_pieces(manifest.step, name, manifest.parts[name].size))
+        yield from verified(name, size, manifest.tensors_by_part[name], store.read_pieces(manifest.step, name, size))
+
+
+def read_back(store: Store, step: int, part: EncodedPart) -> None:
+    """Read a part that was just written. Raises SnapshotFailed unless its bytes are those that it should have."""
+    try:
+        for _ in verified(part.name, part.size, part.tensors, store.read_pieces(step, part.name, part.size)):
+            pass
+    except Damaged as problem:
+        raise SnapshotFailed(f"{problem}, when it was read back after it was written") from problem
 
 
 def kind_of(part: str) -> Kind:

@@ -18,8 +18,7 @@ from typing import Any
 from mingpt.errors import Damaged, SnapshotFailed, Superseded, Unreadable, UserError
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.format import Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
-from mingpt.snapshot.pieces import same_bytes
-from mingpt.snapshot.reader import PARALLEL_PARTS, Seen, read_manifest
+from mingpt.snapshot.reader import PARALLEL_PARTS, Seen, read_back, read_manifest
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.staging import Staged, StagedPart, Staging, trim_memory
 from mingpt.snapshot.store import OVERTAKEN, Store
@@ -252,14 +251,14 @@ class SnapshotWriter:
         Takes all of `staged`, whatever fails: other processes may wait for this one in it.
         """
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
-        deadline, writes = self._tries.deadline(), list[Future[tuple[str, dict[str, Any]]]]()
+        deadline, writes = self._tries.deadline(), list[Future[dict[str, Any]]]()
         try:
             for one in staged:  # the next is put together while these are hashed and written
                 writes.append(self._part_pool.submit(self._write_part, step, deadline, one))
                 futures.wait(writes[-self._ahead : 1 - self._ahead])  # a bound of the memory
-            for name, part in [write.result() for write in writes]:
-                written["parts"][name] = {"size": part["size"]}
-                written["tensors"] |= part["tensors"]
+            for write in writes:
+                for kind, entries in write.result().items():
+                    written[kind] |= entries
         # Of any kind (a client library may raise SystemExit): the others wait for this process's report.
         except BaseException as error:
             return failure(f"the snapshot of step {step} could not be written", error)
@@ -267,17 +266,18 @@ class SnapshotWriter:
             futures.wait(writes)  # also after a failure: the next snapshot is copied into the same memory
         return written
 
-    def _write_part(self, step: int, deadline: float, staged: StagedPart) -> tuple[str, dict[str, Any]]:
-        """Its name, and its entries in the manifest; not its bytes, which must not outlive this call."""
+    def _write_part(self, step: int, deadline: float, staged: StagedPart) -> dict[str, Any]:
+        """Its entries in the manifest; not its bytes, which must not outlive this call."""
         part = encode_part(*staged)
 
         def write() -> None:
             self.store.write_part(step, part.name, part.pieces)
-            if self.verify and not same_bytes(part.pieces, self.store.read_part(step, part.name, part.size)):
-                raise SnapshotFailed(f"{part.name} was read back with other bytes than were written")
+            if self.verify:
+                read_back(self.store, step, part)
 
         self._tries.retry(write, deadline)
-        return part.name, {"size": part.size, "tensors": {n: t.model_dump() for n, t in part.tensors.items()}}
+        tensors = {name: info.model_dump() for name, info in part.tensors.items()}
+        return {"parts": {part.name: {"size": part.size}}, "tensors": tensors}
 
     def commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
         """Write the manifest for the parts that all processes report. Returns the digest, or what went wrong."""

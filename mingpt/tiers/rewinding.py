@@ -35,26 +35,20 @@ def rewind(
     with damage_as(UserError, store, step, ": choose another step"):
         manifest = read_manifest(store, step)
     # The claim comes first: if this is killed after it, the next start sets the rest aside, as overtaken.
-    Attempt.claim(
-        run_dir,
-        step,
-        manifest.digest,
-        manifest.attempt,
-        by=REWIND,
-        above=_newest_attempt(store),
-        dropped=dropped,
-    )
+    _claim(run_dir, store, manifest, dropped)
     _set_rewound_aside(store, memory, lambda tier, s: s > step, log)
     log(f"the next attempt starts from step {step}, digest {manifest.digest}")
 
 
-def _newest_attempt(store: Store) -> int:
-    """The newest attempt that a snapshot names: with snapshot.dir set, run.dir may be new and have no claims."""
-    newest = 0
+def _claim(
+    run_dir: str, store: Store, to: Manifest, dropped: tuple[int, int] | None = None, undoes: int | None = None
+) -> Record:
+    """Claim an attempt that continues from `to`."""
+    newest = 0  # that a snapshot names: with snapshot.dir set, run.dir may be new and have no claims
     for step in store.steps():
         if other := manifest_or_none(store, step):
             newest = max(newest, other.attempt)
-    return newest
+    return Attempt.claim(run_dir, to.step, to.digest, to.attempt, REWIND, newest, dropped, undoes).record
 
 
 def _set_rewound_aside(
@@ -90,16 +84,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
                 f"{run_dir}: the rewind to step {claims[number].from_step} can't be undone: nothing that it set aside "
                 f"can be brought back"
             )
-        newest = back[max(back)][1]
-        claim = Attempt.claim(
-            run_dir,
-            newest.step,
-            newest.digest,
-            newest.attempt,
-            by=REWIND,
-            above=_newest_attempt(store),
-            undoes=number,
-        ).record
+        claim = _claim(run_dir, store, back[max(back)][1], undoes=number)
     assert claim is not None
     assert claim.undoes is not None
     line, start = line_of(claims, claim.undoes - 1), claims[claim.undoes].from_step
