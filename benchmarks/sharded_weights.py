@@ -245,7 +245,7 @@ class Counter(Living):
 
 def digest(state: SharedState, world: World) -> str:
     """As that of a snapshot, by the code that writes one: a process gets the whole tensors of one part at a time."""
-    staging, tensors = Staging(world), dict[str, TensorInfo]()
+    staging, tensors = Staging(world, None, range(world.size)), dict[str, TensorInfo]()
     for part, whole in staging.parts(staging.copy_share(state)):
         tensors |= encode_part(part, whole).tensors
     every = world.gather({name: info.model_dump() for name, info in tensors.items()})

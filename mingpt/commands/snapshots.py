@@ -14,7 +14,7 @@ from mingpt.config.keys import declared, leaves
 from mingpt.config.schema import Schedule, Snapshot
 from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
 from mingpt.snapshot.attempts import parent_of
-from mingpt.snapshot.elsewhere import refuse_elsewhere
+from mingpt.snapshot.elsewhere import look_elsewhere
 from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.reader import (
     BEST,
@@ -182,7 +182,10 @@ def list_command(options: Options) -> int:
 def _newest(store: Store) -> Entry | None:
     """Of a run, one of many; None: there is no snapshot."""
     try:
-        return _inspect(store, steps[0]) if (steps := store.steps()) else None
+        if not (steps := store.steps()):
+            return None
+        look_elsewhere(store.run_dir, steps[0])
+        return _inspect(store, steps[0])
     except OF_ONE as error:
         return Entry(0, DAMAGED, str(error))  # its step is not known
 
@@ -270,8 +273,9 @@ def rewind_command(options: Options) -> int:
     if (step is None) != options.undo or at not in (None, step):
         raise UserError("give one step to go back to, as RUN@9000 or with --step, or --undo without a step")
     store = Store(options.snapshots or f"{url}/{SNAPSHOTS}", "URL")
-    if not store.folders():
-        refuse_elsewhere(url)
+    newest = max(store.folders(), default=None)
+    look_elsewhere(url, newest)
+    if newest is None:
         raise UserError(
             f"{store.url}: no snapshot is there: give a run's directory, and with --snapshots the place of its "
             f"snapshots if snapshot.dir was set"

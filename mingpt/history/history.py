@@ -17,7 +17,7 @@ from mingpt.observe.jsonl import rows_of
 from mingpt.observe.ledger import Account, accounts, kept_until
 from mingpt.observe.trace import Records, in_order, read_trace
 from mingpt.snapshot.attempts import NO_END, REWIND, Parent, Record, line_of, parent_of, records, segments
-from mingpt.snapshot.elsewhere import refuse_elsewhere
+from mingpt.snapshot.elsewhere import look_elsewhere
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.lineage import is_on, rewound
 from mingpt.snapshot.reader import read_manifest, run_dir_of
@@ -84,8 +84,9 @@ class History:
     def open(cls, url: str, attempt: int | None = None, snapshots: str | None = None) -> "History":
         """Raises UserError if nothing of a run is there, or no such attempt."""
         found = cls(url, attempt, snapshots)
-        if not (found.steps or found.claims):
-            refuse_elsewhere(found.folder)
+        newest = max(found.steps, default=0 if found.claims else None)
+        look_elsewhere(found.folder, newest)
+        if newest is None:
             raise UserError(
                 f"{found.folder}: {NOTHING}: check the spelling; give a run's directory, such as those that "
                 f"`mingpt snapshots list FOLDER` shows in a folder of runs; to replay a run that has set "
@@ -250,14 +251,14 @@ class History:
         """What the last validation loss was measured on: tokens, and their share of the split. None: not recorded."""
         return _validated_on(next(reversed(self.validations()), {}))
 
-    def is_on_line(self, step: int) -> bool:
-        """Whether the snapshot of this step belongs to the attempts that are followed."""
-        manifest = self.manifest(step)
-        return manifest is not None and is_on(self.line, manifest)
-
     def bases(self, step: int) -> Iterator[int]:
-        """The snapshots from which `step` can be computed, newest first; each may turn out to be damaged."""
-        yield from (s for s in reversed(self.steps) if s <= step and self.is_on_line(s))
+        """The snapshots from which `step` can be computed, newest first; each may turn out to be damaged.
+
+        They are of the attempts that are followed.
+        """
+        for s in reversed(self.steps):
+            if s <= step and (manifest := self.manifest(s)) and is_on(self.line, manifest):
+                yield s
 
     @cached_property
     def stretches(self) -> list[Stretch]:

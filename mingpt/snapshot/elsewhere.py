@@ -5,15 +5,16 @@ Without it, a start without the node that has the run would find nothing here an
 
 import json
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from mingpt.cli.console import printable
+from mingpt.cli.console import complain, printable
 from mingpt.errors import UserError
 from mingpt.files.folder import Folder
-from mingpt.snapshot.attempts import Count
+from mingpt.snapshot.attempts import Count, newest_number
 
 ELSEWHERE, LONGEST = "elsewhere.json", 4096  # its bytes
 
@@ -27,6 +28,11 @@ class Marker:
     # Its newest attempt and committed step, when last seen. This node's launcher counts such a step as progress.
     attempt: Count
     step: Count
+
+    @property
+    def words(self) -> str:
+        """For messages."""
+        return f"this run is on {printable(self.host)}'s disk (step {self.step} when last seen)"
 
     def write(self, run_dir: str) -> None:
         """Raises UserError and TransientError, as `Folder.write`."""
@@ -52,13 +58,26 @@ def read_marker(run_dir: str) -> Marker | None:
         ) from error
 
 
-def refuse_elsewhere(run_dir: str) -> None:
-    """Raise UserError if the run is on another node's disk. Called where nothing else of it is here."""
-    if marker := read_marker(run_dir):
-        raise UserError(
-            f"{run_dir}: this run is on {printable(marker.host)}'s disk (step {marker.step} when last "
-            f"seen): give this command on that machine, or copy the folder from there"
-        )
+def look_elsewhere(run_dir: str, newest: int | None) -> None:
+    """Say that a run is on another node's disk, and what is here of it is older. newest: the newest step here.
+
+    Raises UserError with newest=None: nothing of it is here.
+    """
+    marker = read_marker(run_dir)
+    if marker is None:
+        return
+    cure = f"{marker.words}: give this command on that machine, or copy the folder from there"
+    if newest is None:
+        raise UserError(f"{run_dir}: {cure}")
+    # The attempt first: after a rewind the newest step is a lower one.
+    if marker.attempt > newest_number(run_dir) or marker.step > newest:
+        _complain_once(f"{run_dir}: what is here is older: {cure}")
+
+
+@cache
+def _complain_once(text: str) -> None:
+    """Most verbs look at a folder more than once."""
+    complain(text)
 
 
 def remove_marker(run_dir: str) -> None:

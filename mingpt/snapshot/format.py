@@ -215,12 +215,14 @@ def encode_part(part: Part, tensors: Mapping[str, Tensor]) -> EncodedPart:
     return EncodedPart(name, [header, *(_bytes_of(content[n]) for n in _in_file_order(infos))], infos)
 
 
-def verified(manifest: Manifest, name: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+def verified(
+    name: str, size: int, infos: Mapping[str, TensorInfo], pieces: Iterable[memoryview]
+) -> Iterator[memoryview]:
     """Pass a part's bytes on while hashing them. Raises Damaged, at the latest after the last piece.
 
+    size: in bytes. infos: the tensors' entries in the manifest.
     A piece may be passed on before its tensor's hash is complete: trust none of them until the iterator has ended.
     """
-    infos = manifest.tensors_by_part[name]
     header = header_of(infos)
     # The header is compared, not parsed: a parser would be one more thing that a stranger's file can attack.
     sections = [(len(header), sha256(header).hexdigest(), f"{name}: the header does not match the manifest")]
@@ -231,7 +233,7 @@ def verified(manifest: Manifest, name: str, pieces: Iterable[memoryview]) -> Ite
     sections.append((2**63, "", ""))  # never full
     following = iter(sections)
     left, checksum, problem = next(following)  # left: bytes of this section that are still to come
-    found, size = sha256(), 0
+    found, end = sha256(), 0
     for piece in pieces:
         rest = piece
         while len(rest) >= left:  # this piece has the section's last byte
@@ -243,16 +245,16 @@ def verified(manifest: Manifest, name: str, pieces: Iterable[memoryview]) -> Ite
             found = sha256()
         found.update(rest)
         left -= len(rest)
-        size += len(piece)
+        end += len(piece)
         yield piece
-    if size != manifest.parts[name].size:
-        raise Damaged(f"{name} has {size} bytes in place of {manifest.parts[name].size}")
+    if end != size:
+        raise Damaged(f"{name} has {end} bytes in place of {size}")
 
 
 def decode_part(manifest: Manifest, name: str, raw: memoryview) -> dict[str, Tensor]:
     """The tensors of a part, verified against the manifest; they share `raw`'s memory. Raises Damaged."""
     infos = manifest.tensors_by_part[name]
-    for _ in verified(manifest, name, [raw]):
+    for _ in verified(name, manifest.parts[name].size, infos, [raw]):
         pass
     tensors, start = dict[str, Tensor](), len(header_of(infos))
     for n in _in_file_order(infos):

@@ -8,7 +8,6 @@ restart must not bring any of these back.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -101,7 +100,7 @@ class NewestDurable:
     rewound: int = 0  # the attempt number of the last rewind; 0: there was none
 
     @classmethod
-    def of(cls, store: Store, records: Mapping[int, Record] = MappingProxyType({})) -> "NewestDurable":
+    def of(cls, store: Store, records: Mapping[int, Record]) -> "NewestDurable":
         rewound = max((n for n, record in records.items() if record.by == REWIND), default=0)
         unreadable: list[int] = []
         # Folders, and not committed steps: a damaged one may have been set aside, and has no manifest any more.

@@ -10,15 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from mingpt.errors import Damaged, OtherFormat, Unreadable, UserError
+from mingpt.errors import Damaged, OtherFormat, SnapshotFailed, Unreadable, UserError
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import Buffer, T
-from mingpt.snapshot.elsewhere import refuse_elsewhere
-from mingpt.snapshot.format import MANIFEST, Kind, Manifest, decode_part, verified
+from mingpt.snapshot.elsewhere import look_elsewhere
+from mingpt.snapshot.format import MANIFEST, EncodedPart, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import SNAPSHOTS, STEP_FOLDER, Store
 
 Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
+Seen = dict[int, tuple[float | None, Any]]  # by step: a validation loss, and what it was measured on
 BEST = "best"  # RUN@best: the snapshot with the lowest validation loss
 PARALLEL_PARTS = 4  # hashing and waiting for a store both release the GIL
 
@@ -113,8 +114,18 @@ def verify(store: Store, step: int) -> Manifest:
 
 def verified_pieces(store: Store, manifest: Manifest, name: str) -> Iterator[memoryview]:
     """A part's bytes, piece by piece. Raises Damaged, at the latest after the last piece."""
+    size = manifest.parts[name].size
     with store.named_errors():
-        yield from verified(manifest, name, store.read_pieces(manifest.step, name, manifest.parts[name].size))
+        yield from verified(name, size, manifest.tensors_by_part[name], store.read_pieces(manifest.step, name, size))
+
+
+def read_back(store: Store, step: int, part: EncodedPart) -> None:
+    """Read a part that was just written. Raises SnapshotFailed unless its bytes are those that it should have."""
+    try:
+        for _ in verified(part.name, part.size, part.tensors, store.read_pieces(step, part.name, part.size)):
+            pass
+    except Damaged as problem:
+        raise SnapshotFailed(f"{problem}, when it was read back after it was written") from problem
 
 
 def kind_of(part: str) -> Kind:
@@ -132,18 +143,28 @@ class Found:
     steps: list[int]
 
 
+def val_losses(store: Store, steps: Sequence[int], seen: Seen) -> dict[int, float | None]:
+    """The validation losses of the snapshots that can be read, by step; None: not measured as the newest's was.
+
+    steps: newest first. seen: of manifests that were read before; this call adds to it.
+    """
+    losses, measured_on = dict[int, float | None](), None
+    for step in steps:
+        if step not in seen and (manifest := manifest_or_none(store, step)):
+            seen[step] = manifest.metrics.val_loss, manifest.validated_on
+        if step in seen:
+            loss, on = seen[step]
+            measured_on = measured_on or on
+            # Losses on other samples can't be compared.
+            losses[step] = loss if on == measured_on else None
+    return losses
+
+
 def best_step(found: Found) -> int | None:
     """The step with the lowest validation loss, of equal ones the oldest, among those measured as the newest's was."""
-    measured_on: tuple[Any, Any] | None = None
-    losses = list[tuple[float, int]]()
-    for step in found.steps:
-        if (manifest := manifest_or_none(found.store, step)) is None:
-            continue
-        if measured_on is None:  # losses on other samples can't be compared
-            measured_on = manifest.validated_on
-        if manifest.metrics.val_loss is not None and manifest.validated_on == measured_on:
-            losses.append((manifest.metrics.val_loss, step))
-    return min(losses)[1] if losses else None
+    losses = val_losses(found.store, found.steps, {})
+    measured = [(loss, step) for step, loss in losses.items() if loss is not None]
+    return min(measured)[1] if measured else None
 
 
 def split_url(url: str) -> tuple[str, int | None]:
@@ -191,11 +212,12 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
         if steps := store.steps() if committed else store.folders():
             break
     else:
-        refuse_elsewhere(run_dir_of(url))
+        look_elsewhere(run_dir_of(url), None)
         cure = "check the spelling; give a run's directory, its snapshots folder, or a step's folder"
         if any(store.steps() for _, store in runs_below(url)):
             cure = f"`mingpt snapshots list {url}` shows the runs in there: give one of them"
         raise UserError(f"{url}: no snapshot is there: {cure}")
+    look_elsewhere(run_dir_of(url), steps[0])
     if step is not None:
         if step not in steps:
             raise UserError(f"{store.url}: no snapshot of step {step}; there are {', '.join(map(str, sorted(steps)))}")

@@ -39,11 +39,11 @@ def restore(
     log: Callable[[str], None],
     newest: NewestDurable,
     take: Take,
-    readers: Sequence[int] = (),
+    readers: Sequence[int],
 ) -> Restored | None:
     """Take over the newest good snapshot, in every process; None if there is none. Called by all processes.
 
-    readers: the ranks that see the durable store, rank 0 among them; default: all.
+    readers: the ranks that see the durable store, rank 0 among them.
     take: called with the manifest of the snapshot that is to be read; what it returns is called with the tensors of
     each part, in CPU memory. If a later part is damaged, `take` is called again, with the manifest of an older
     snapshot; if None is returned, what was put before is of a damaged one.
@@ -71,7 +71,7 @@ def restore(
         # The hot tier first: it costs no traffic of the durable store.
         holders = [rank for rank, steps in enumerate(hot_steps) if step in steps]
         store = hot if hot and holders else durable
-        outcome = _read_together(store, step, holders or readers or range(world.size), world, take)
+        outcome = _read_together(store, step, holders or readers, world, take)
         if isinstance(outcome, Restored):
             return outcome
         finders = list[int]()  # ranks

@@ -7,12 +7,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.format import MANIFEST
-from mingpt.snapshot.lineage import rewound
-from mingpt.snapshot.reader import manifest_or_none, read_manifest
+from mingpt.snapshot.reader import Seen, read_manifest, val_losses
 from mingpt.snapshot.store import PROBE, File, Store
 
 DAY = 86400
@@ -99,16 +97,16 @@ def _parts_of(store: Store, step: int, manifests: Iterable[str]) -> set[str] | N
 
 def _delete(store: Store, step: int) -> None:
     """Delete a snapshot, but not what a rewind has set aside of the same step."""
-    if not any(file.was_rewound for file in store.files(step)):
+    files = store.files(step)
+    asides = [file.name for file in files if file.was_rewound]
+    if not asides:
         return store.delete(step)
-    bad, stay = list[str](), set[str]()
-    for aside, manifest in rewound(store, step, bad.append):
-        stay |= {aside, *manifest.parts}
-    if bad:
+    stay = _parts_of(store, step, asides)
+    if stay is None:
         return None  # nobody knows which parts are whose
     go = list[File]()
-    for file in store.files(step):
-        if (file.name == MANIFEST or file.is_ours) and file.name not in stay:
+    for file in files:
+        if (file.name == MANIFEST or file.is_ours) and file.name not in {*stay, *asides}:
             go.append(file)
     # The manifest first: a reader sees the whole snapshot or none.
     store.remove(sorted(go, key=lambda file: file.name != MANIFEST))
@@ -118,27 +116,18 @@ def plan(
     store: Store,
     retention: Retention,
     good: int,
-    seen: dict[int, tuple[float | None, Any]],
+    seen: Seen,
     undoable: bool = True,
 ) -> Plan:
     """What to delete from a store whose snapshot of step `good` has been verified, or has just been written.
 
     No snapshot is deleted if one is newer than `good`: that one has not been verified, and its own writer deletes.
     A snapshot whose manifest is damaged or of another format stays, and does not count. A validation loss
-    counts if it was measured on what the newest one was. seen: the validation losses of manifests that were read
-    before, and what they were measured on; this call adds to it. undoable: whether what rewinds have set aside stays.
+    counts if it was measured on what the newest one was. seen: as in `val_losses`. undoable: whether what rewinds have
+    set aside stays.
     """
     steps = store.steps()
-    for step in steps:
-        if step not in seen and (manifest := manifest_or_none(store, step)):
-            seen[step] = manifest.metrics.val_loss, manifest.validated_on
-    losses = dict[int, float | None]()  # by step, of the snapshots that can be read
-    measured_on = None  # what the newest one's loss was measured on
-    for step in steps:
-        if step in seen:
-            loss, on = seen[step]
-            measured_on = measured_on or on
-            losses[step] = loss if on == measured_on else None
+    losses = val_losses(store, steps, seen)
     # A newer one than `good` was never verified. If it is bad, what this would delete may be the newest good one.
     old = steps_to_delete(retention, losses) if steps and steps[0] == good else []
     newest = sorted(losses)[-retention.keep :]

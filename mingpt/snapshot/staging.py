@@ -34,13 +34,11 @@ class Staged:
 class Staging:
     """CPU buffers that are kept from one snapshot to the next: page faults of new memory cost more than the copy."""
 
-    def __init__(self, world: World, everyone: World | None = None, writers: Sequence[int] | None = None) -> None:
-        """world: who writes one snapshot together. everyone: all who have slices, with a group for the writer's thread.
-
-        writers: the ranks of `world` that write parts; None: all. Collective.
+    def __init__(self, world: World, everyone: World | None, writers: Sequence[int]) -> None:
+        """world: who writes one snapshot together. everyone: all who have slices, with a group for the writer's thread;
+        None: the same. writers: the ranks of `world` that write parts. Collective.
         """
         self.everyone = everyone or world
-        writers = range(world.size) if writers is None else writers
         # Each node writes a hot snapshot of its own: which of how many writers a process is differs between them.
         share = [writers.index(world.rank), len(writers)] if world.rank in writers else None
         self._shares: list[list[int] | None] = self.everyone.gather(share)

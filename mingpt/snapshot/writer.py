@@ -6,51 +6,27 @@ which {"error": …} stands for an exception. Errors that may pass are retried.
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-
-from mingpt.errors import Damaged, Incomplete, SnapshotFailed, Superseded, TransientError, Unreadable, UserError
-from mingpt.files.localfile import Buffer, T
+from mingpt.errors import Damaged, SnapshotFailed, Superseded, Unreadable, UserError
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.format import Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
-from mingpt.snapshot.reader import PARALLEL_PARTS, read_manifest
+from mingpt.snapshot.reader import PARALLEL_PARTS, Seen, read_back, read_manifest
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.staging import Staged, StagedPart, Staging, trim_memory
 from mingpt.snapshot.store import OVERTAKEN, Store
+from mingpt.snapshot.tries import Tries, failure, raise_first, started_pool, use_device
 from mingpt.world.world import World
 
 UNMEASURED = Metrics()
-FIRST_RETRY_SECONDS = 0.5  # doubled with each further try
 LOOK_SECONDS = 0.5  # between two looks at whether the snapshot that is waited for takes too long
-REASONS = {kind.__name__: kind for kind in (Superseded, UserError, SnapshotFailed)}
-
-
-def use_device(device: torch.device) -> None:
-    """A thread begins with GPU 0 as its device: each process would take memory of that one."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-
-
-def started_pool(threads: int, name: str, begin: Callable[[], None] | None = None) -> ThreadPoolExecutor:
-    """A pool whose threads run already, and stay.
-
-    CPython's Thread.start waits for ever for a thread that dies before it says that it runs, as one does where memory
-    is short. At the beginning of an attempt there is memory, or else its first step ends it with a reason.
-    """
-    pool, together = ThreadPoolExecutor(threads, name, begin), threading.Barrier(threads)
-    # Each takes one of these calls, since none returns before the last has come.
-    list(pool.map(together.wait, [60.0] * threads))
-    return pool
 
 
 @dataclass
@@ -91,7 +67,7 @@ class SnapshotWriter:
     failures: int = 0  # in a row; equal in all processes, though not updated at the same moment
     # It can't write any more: a newer attempt has started, the process group has failed, or a thread does not return.
     broken: bool = False
-    _val_losses: dict[int, tuple[float | None, Any]] = field(default_factory=dict)  # see retention.plan
+    _val_losses: Seen = field(default_factory=dict)
     _job: "Future[str] | None" = None
     _hangs: SnapshotFailed | None = None  # the snapshot in flight has failed, since it takes too long
     _until: float = math.inf  # when this process's own work on it must be done
@@ -99,6 +75,7 @@ class SnapshotWriter:
     def __post_init__(self) -> None:
         writers = range(self.world.size) if self.writers is None else self.writers
         self._staging = Staging(self.world, self.everyone, writers)
+        self._tries = Tries(self.store, self.log, self.retry_seconds, self.limit_seconds)
         # Parts that are written at a time. Each takes up to 64 MiB where it is put together from slices.
         self._ahead = max(2, PARALLEL_PARTS // len(writers))
         self._pool = started_pool(1, "snapshot", partial(use_device, self.world.device))
@@ -274,32 +251,33 @@ class SnapshotWriter:
         Takes all of `staged`, whatever fails: other processes may wait for this one in it.
         """
         written: dict[str, Any] = {"parts": {}, "tensors": {}}
-        deadline, writes = self._deadline(), list[Future[tuple[str, dict[str, Any]]]]()
+        deadline, writes = self._tries.deadline(), list[Future[dict[str, Any]]]()
         try:
             for one in staged:  # the next is put together while these are hashed and written
                 writes.append(self._part_pool.submit(self._write_part, step, deadline, one))
                 futures.wait(writes[-self._ahead : 1 - self._ahead])  # a bound of the memory
-            for name, part in [write.result() for write in writes]:
-                written["parts"][name] = {"size": part["size"]}
-                written["tensors"] |= part["tensors"]
+            for write in writes:
+                for kind, entries in write.result().items():
+                    written[kind] |= entries
         # Of any kind (a client library may raise SystemExit): the others wait for this process's report.
         except BaseException as error:
-            return _failure(f"the snapshot of step {step} could not be written", error)
+            return failure(f"the snapshot of step {step} could not be written", error)
         finally:
             futures.wait(writes)  # also after a failure: the next snapshot is copied into the same memory
         return written
 
-    def _write_part(self, step: int, deadline: float, staged: StagedPart) -> tuple[str, dict[str, Any]]:
-        """Its name, and its entries in the manifest; not its bytes, which must not outlive this call."""
+    def _write_part(self, step: int, deadline: float, staged: StagedPart) -> dict[str, Any]:
+        """Its entries in the manifest; not its bytes, which must not outlive this call."""
         part = encode_part(*staged)
 
         def write() -> None:
             self.store.write_part(step, part.name, part.pieces)
-            if self.verify and not _same_bytes(part.pieces, self.store.read_part(step, part.name, part.size)):
-                raise SnapshotFailed(f"{part.name} was read back with other bytes than were written")
+            if self.verify:
+                read_back(self.store, step, part)
 
-        self.retry(write, deadline)
-        return part.name, {"size": part.size, "tensors": {n: t.model_dump() for n, t in part.tensors.items()}}
+        self._tries.retry(write, deadline)
+        tensors = {name: info.model_dump() for name, info in part.tensors.items()}
+        return {"parts": {part.name: {"size": part.size}}, "tensors": tensors}
 
     def commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
         """Write the manifest for the parts that all processes report. Returns the digest, or what went wrong."""
@@ -310,9 +288,9 @@ class SnapshotWriter:
                 step=step, digest=digest_of(tensors), parts=parts, tensors=tensors, metrics=metrics,
                 **self.provenance,
             )  # fmt: skip
-            self.retry(partial(self._commit, manifest))
+            self._tries.retry(partial(self._commit, manifest), self._tries.deadline())
         except BaseException as error:  # of any kind: the others wait for the answer
-            return _failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
+            return failure(f"the snapshot of step {step} could not be committed in {self.store.url}", error)
         return {"digest": manifest.digest}
 
     def _commit(self, manifest: Manifest) -> None:
@@ -351,57 +329,3 @@ class SnapshotWriter:
         self.store.set_aside(ours.step, why)
         if not self.store.commit(ours):
             raise SnapshotFailed("another attempt writes the same step at the same time")
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self.limit_seconds
-
-    def retry(self, act: Callable[[], T], deadline: float | None = None) -> T:
-        """Call `act` until it succeeds, for retry_seconds, with growing pauses. A UserError is raised at once.
-
-        No try begins after the deadline (default: limit_seconds from now). So the last one ends within one call of the
-        store after it, and the other processes can know how long to wait for this one.
-        """
-        deadline = self._deadline() if deadline is None else deadline
-        last_try, pause = min(deadline, time.monotonic() + self.retry_seconds), FIRST_RETRY_SECONDS
-        while True:
-            if time.monotonic() > deadline:
-                raise SnapshotFailed(
-                    f"writing has taken longer than world.timeout_seconds={self.limit_seconds:g}: raise that, or use a "
-                    f"faster {self.store.key}"
-                )
-            try:
-                with self.store.named_errors():
-                    return act()
-            except UserError:  # a full disk or a missing right does not pass by itself
-                raise
-            except Exception as error:
-                if time.monotonic() + pause > last_try:
-                    raise
-                self.log(f"{error}: next try in {pause:g} s")
-            time.sleep(pause)
-            pause *= 2
-
-
-def raise_first(results: Sequence[dict[str, Any]]) -> None:
-    """Raise the first error among results, as the exception that it was."""
-    for result in results:
-        if "error" in result:
-            raise REASONS[result["kind"]](result["error"])
-
-
-def _failure(what: str, error: BaseException) -> dict[str, Any]:
-    if isinstance(error, Superseded):
-        return {"error": str(error), "kind": "Superseded"}
-    named = "" if isinstance(error, (UserError, TransientError, SnapshotFailed)) else f"{type(error).__name__}: "
-    kind = "UserError" if isinstance(error, UserError) else "SnapshotFailed"
-    return {"error": f"{what}: {named}{error}", "kind": kind, "again": isinstance(error, Incomplete)}
-
-
-def _same_bytes(pieces: Sequence[Buffer], raw: memoryview) -> bool:
-    start = 0
-    for piece in pieces:
-        ours, theirs = np.frombuffer(piece, np.uint8), np.frombuffer(raw[start : start + len(piece)], np.uint8)
-        if not np.array_equal(ours, theirs):
-            return False
-        start += len(piece)
-    return start == len(raw)

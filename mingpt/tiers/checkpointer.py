@@ -265,13 +265,14 @@ class Checkpointer:
 
     def _start_hot(self, step: int, content: Content, deadline: float) -> bool:
         """Whether it was started. An error is logged and no more: the durable snapshot comes next."""
-        ready = self.hot_writer is not None and not self.hot_writer.broken
+        writer = self.hot_writer
+        ready = writer is not None and not writer.broken
         try:
-            if self.hot_writer is not None and ready:
-                self.hot_writer.wait_until_idle(max(deadline - time.monotonic(), HOT_SECONDS))
+            if writer and ready:
+                writer.wait_until_idle(max(deadline - time.monotonic(), HOT_SECONDS))
             ready = all(self.world.gather(ready)) if self._sliced else ready
-            if self.hot_writer is not None and ready:
-                self.hot_writer.start(step, *content)
+            if writer and ready:
+                writer.start(step, *content)
         except Exception as error:
             self.log(f"step {step}: no hot snapshot: {str(error) or type(error).__name__}")
             return False

@@ -187,9 +187,8 @@ class HomeSearch:
             return {"problem": Trouble.of(error)}
 
     def _in_memory(self, marker: Marker) -> tuple[str, int] | None:
-        own = hot.folder(self.config.snapshot.hot_dir, self.config.run.dir, marker.run)
-        steps = Store(str(own), "snapshot.hot_dir").steps() if own.is_dir() else []
-        return (str(own), max(steps)) if steps else None
+        memory = hot.find_hot(self.config.snapshot.hot_dir, self.config.run.dir, marker.run)
+        return (memory.root, max(memory.steps())) if memory and memory.steps() else None
 
 
 def choose(sightings: Sequence[Sighting], shown: str, anew: bool) -> tuple[list[int], Home]:
@@ -290,9 +289,9 @@ def _missing(sightings: Sequence[Sighting], held: Held | None) -> Marker | None:
 def _not_here(sightings: Sequence[Sighting], marker: Marker, shown: str) -> str:
     # The machine may be here under its old name, with a new and empty disk: only the folder is known to be missing.
     text = (
-        f"{shown}: this run is on {printable(marker.host)}'s disk (step {marker.step} when last seen), and none of "
-        f"these nodes has its folder: start again with that machine and that disk; or copy its folder to one of these "
-        f"nodes; or give another run.name; or begin anew with resume.anew=true"
+        f"{shown}: {marker.words}, and none of these nodes has its folder: start again with that machine and that "
+        f"disk; or copy its folder to one of these nodes; or give another run.name; or begin anew with "
+        f"resume.anew=true"
     )
     kept = dict[tuple[str, int], str]()  # of nodes that keep the same step under the same path, one is enough
     for one in sightings:

@@ -30,8 +30,8 @@ NCCL_BYTES = 2**30  # where NCCL may need the same memory: what its documentatio
 
 
 def find_run_id(run_dir: str) -> str | None:
-    """The run's random id, if it has one yet. Raises UserError if run-id is a link, a FIFO or a device."""
-    found = (Folder(run_dir).read_or_skip(RUN_ID, most=1024) or b"").decode(errors="replace").strip()
+    """The run's random id, if it has one yet. Raises Unreadable, and UserError for a link, a FIFO or a device."""
+    found = (Folder(run_dir).read(RUN_ID, most=1024) or b"").decode(errors="replace").strip()
     return found if re.fullmatch("[0-9a-f]{32}", found) else None
 
 
@@ -53,9 +53,9 @@ def folder(hot_dir: str, run_dir: str, identity: str) -> Path:
     return Path(hot_dir) / f"mingpt-{os.getuid()}" / f"{name_of(resolved) or 'run'}-{key}"
 
 
-def find_hot(hot_dir: str, run_dir: str) -> Store | None:
-    """This node's hot snapshots of a run, if it has a folder for them."""
-    identity = find_run_id(run_dir)
+def find_hot(hot_dir: str, run_dir: str, identity: str | None = None) -> Store | None:
+    """This node's hot snapshots of a run, if it has a folder for them. identity: if run_dir is not here."""
+    identity = identity or find_run_id(run_dir)
     own = folder(hot_dir, run_dir, identity) if identity else None
     return Store(str(own), "snapshot.hot_dir") if own and own.is_dir() and is_own(own.parent) else None
 

@@ -25,6 +25,7 @@ def rewind(
     removes older hot snapshots from the memory of all nodes. dropped: batches (first, end) that no step shows any more.
     Raises UserError, before it changes anything, if `step` can't be read.
     """
+    memory = hot.find_hot(hot_dir, run_dir)
     steps = store.steps()
     if step not in steps:
         shown = ", ".join(map(str, steps)) or "none"
@@ -34,32 +35,25 @@ def rewind(
     with damage_as(UserError, store, step, ": choose another step"):
         manifest = read_manifest(store, step)
     # The claim comes first: if this is killed after it, the next start sets the rest aside, as overtaken.
-    Attempt.claim(
-        run_dir,
-        step,
-        manifest.digest,
-        manifest.attempt,
-        by=REWIND,
-        above=_newest_attempt(store, manifest),
-        dropped=dropped,
-    )
-    _set_rewound_aside(run_dir, store, hot_dir, lambda tier, s: s > step, log)
+    _claim(run_dir, store, manifest, dropped)
+    _set_rewound_aside(store, memory, lambda tier, s: s > step, log)
     log(f"the next attempt starts from step {step}, digest {manifest.digest}")
 
 
-def _newest_attempt(store: Store, manifest: Manifest) -> int:
-    """The newest attempt that a snapshot names: with snapshot.dir set, run.dir may be new and have no claims."""
-    newest = manifest.attempt
+def _claim(
+    run_dir: str, store: Store, to: Manifest, dropped: tuple[int, int] | None = None, undoes: int | None = None
+) -> Record:
+    """Claim an attempt that continues from `to`."""
+    newest = 0  # that a snapshot names: with snapshot.dir set, run.dir may be new and have no claims
     for step in store.steps():
         if other := manifest_or_none(store, step):
             newest = max(newest, other.attempt)
-    return newest
+    return Attempt.claim(run_dir, to.step, to.digest, to.attempt, REWIND, newest, dropped, undoes).record
 
 
 def _set_rewound_aside(
-    run_dir: str, store: Store, hot_dir: str, which: Callable[[Store, int], bool], log: Callable[[str], None]
+    store: Store, memory: Store | None, which: Callable[[Store, int], bool], log: Callable[[str], None]
 ) -> None:
-    memory = hot.find_hot(hot_dir, run_dir)
     for tier in (store, *([memory] if memory else [])):
         with tier.named_errors():
             # Newest first: if this is killed half way, what is left is a line without a hole.
@@ -74,7 +68,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
 
     Raises UserError, before it changes anything, if there is none, or nothing that can be brought back.
     """
-    claims = records(run_dir)
+    memory, claims = hot.find_hot(hot_dir, run_dir), records(run_dir)
     back = dict[int, tuple[str, Manifest]]()
     claim = claims.get(max(claims, default=0))
     if claim and claim.undoes in claims:
@@ -90,16 +84,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
                 f"{run_dir}: the rewind to step {claims[number].from_step} can't be undone: nothing that it set aside "
                 f"can be brought back"
             )
-        newest = back[max(back)][1]
-        claim = Attempt.claim(
-            run_dir,
-            newest.step,
-            newest.digest,
-            newest.attempt,
-            by=REWIND,
-            above=_newest_attempt(store, newest),
-            undoes=number,
-        ).record
+        claim = _claim(run_dir, store, back[max(back)][1], undoes=number)
     assert claim is not None
     assert claim.undoes is not None
     line, start = line_of(claims, claim.undoes - 1), claims[claim.undoes].from_step
@@ -108,7 +93,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
         found = manifest_or_none(tier, step)
         return step > start and not (found and is_on(line, found))
 
-    _set_rewound_aside(run_dir, store, hot_dir, came_after, log)
+    _set_rewound_aside(store, memory, came_after, log)
     with store.named_errors():
         # The newest first: an attempt that starts meanwhile begins from it, as if all were back.
         for step, (name, _) in sorted(back.items(), reverse=True):

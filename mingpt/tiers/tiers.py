@@ -23,8 +23,8 @@ from mingpt.world.world import World
 def newest(config: Config) -> int:
     """The newest step that this node can go on from, in either tier; 0 if there is none."""
     if marker := read_marker(config.run.dir):  # the run is on another node's disk
-        own = hot.folder(config.snapshot.hot_dir, config.run.dir, marker.run)
-        return max([marker.step, *(Store(str(own), "snapshot.hot_dir").steps() if own.is_dir() else ())])
+        memory = hot.find_hot(config.snapshot.hot_dir, config.run.dir, marker.run)
+        return max([marker.step, *(memory.steps() if memory else ())])
     durable = Store(config.snapshot.dir)
     memory = hot.find_hot(config.snapshot.hot_dir, config.run.dir) if config.snapshot.hot_every_steps else None
     steps = durable.steps()

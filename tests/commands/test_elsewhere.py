@@ -33,3 +33,35 @@ def test_each_verb_says_on_which_machine_the_run_is(marker: Path, told: Told) ->
 
 def test_a_folder_of_runs_names_the_one_that_is_elsewhere(marker: Path, told: Told) -> None:
     told(mingpt.refused("log runs"))
+
+
+# Of a copy that was brought here before the run went on elsewhere.
+OF_A_COPY = (
+    "log .", "snapshots list .", "log base", "report base", "diff base base", "export base out",
+    "fork base new data.path={text}", "replay base@9 data.path={text}", "evaluate base data.path={text}",
+    "generate base --tokens 1", "generate base@best --tokens 1", "snapshots list base",
+    "snapshots list base/snapshots --json", "snapshots verify base", "snapshots show base@8", "snapshots digest base",
+    "snapshots prune base --dry-run", "snapshots rewind base@8", "snapshots rewind base --undo",
+)  # fmt: skip
+
+
+def test_each_verb_that_shows_an_older_copy_says_once_where_the_newer_one_is(
+    base: Path, text: Path, told: Told
+) -> None:
+    said = dict[str, list[str]]()
+    for number, command in enumerate(OF_A_COPY):
+        # Each on a machine of its own: a line is said once in a process.
+        Marker("a" * 32, f"node-{number}", 2, 1200).write("base")
+        mingpt(command.format(text=text))
+        said[command] = [line for line in mingpt.err.splitlines() if f"node-{number}'s disk" in line]
+    assert {command: len(lines) for command, lines in said.items()} == dict.fromkeys(OF_A_COPY, 1)
+    told(said["log base"][0])
+
+
+@pytest.mark.parametrize(
+    ("attempt", "step", "older"), [(1, 12, False), (1, 8, False), (1, 13, True), (2, 8, True)]
+)  # (2, 8): the run has gone back there
+def test_a_copy_is_older_if_its_attempt_or_its_step_is(base: Path, attempt: int, step: int, older: bool) -> None:
+    Marker("a" * 32, f"at-{attempt}-{step}", attempt, step).write("base")
+    mingpt("snapshots list base")
+    assert (f"at-{attempt}-{step}'s disk" in mingpt.err) == older

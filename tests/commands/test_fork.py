@@ -103,7 +103,7 @@ def test_a_fork_of_a_fork_that_has_not_trained_loses_no_setting() -> None:
 
 def on_line(url: str) -> list[int]:
     past = History.open(url)
-    return [step for step in past.steps if past.is_on_line(step)]
+    return sorted(past.bases(past.steps[-1]))
 
 
 def test_the_first_snapshot_of_a_fork_of_a_fork_is_on_its_line(text: Path, cache: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_part_is_put_together_window_by_window(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(staging.lay_out, "__defaults__", (PART,))
     ranges = range(half), range(half, 2 * half)
     moments = {f"{n}": Sliced(torch.Size([2 * half]), (1,), torch.float32, ranges, torch.ones(half)) for n in range(4)}
-    writers, living = staging.Staging(replace(ALONE, size=2)), Living(nn.Identity())
+    writers, living = staging.Staging(replace(ALONE, size=2), None, range(2)), Living(nn.Identity())
     with living:
         staged = writers.copy_share({"model": {f"w{n}": torch.zeros(2 * half) for n in range(4)}, "optimizer": moments})
         assert [[(p.kind, p.number) for p in of] for of in staged.parts] == [

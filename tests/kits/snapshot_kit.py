@@ -61,7 +61,7 @@ def read_newest(
         state["model"], state["optimizer"] = {}, {}
         return lambda kind, tensors: state[kind].update(tensors)
 
-    found = restore(store, memory, ALONE, say, newest or NewestDurable.of(store), take)
+    found = restore(store, memory, ALONE, say, newest or NewestDurable.of(store, {}), take, [0])
     return Loaded(found.manifest, state, found.url) if found else None
 
 

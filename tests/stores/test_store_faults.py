@@ -13,7 +13,7 @@ import pytest
 from mingpt.config.datasets import TextData
 from mingpt.data.text import open_text
 from mingpt.errors import TransientError
-from mingpt.snapshot import writer as writer_module
+from mingpt.snapshot import tries
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from tests.kits.fault_proxy import FaultProxy, Rule
@@ -27,7 +27,7 @@ Place = tuple[str, FaultProxy]
 @pytest.fixture(params=["moto", nightly("azurite")])
 def place(request: pytest.FixtureRequest, serve: Stores, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A folder in a bucket, and the network before it."""
-    monkeypatch.setattr(writer_module, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(tries, "FIRST_RETRY_SECONDS", 0.01)
     server = serve(request.param)
     with FaultProxy(server.port) as proxy:
         serve.direct_clients(server, proxy.server_port)

@@ -13,7 +13,7 @@ import pytest
 
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.files import localfile
-from mingpt.snapshot import writer
+from mingpt.snapshot import tries
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from tests.kits.branch_kit import train
@@ -42,7 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, F
         patch.setenv("AWS_MAX_ATTEMPTS", "1")
         patch.setenv("MINGPT_STORE_SECONDS", "60")
         patch.setattr(localfile, "PAUSES", (0, 0))
-        patch.setattr(writer, "FIRST_RETRY_SECONDS", 0.01)
+        patch.setattr(tries, "FIRST_RETRY_SECONDS", 0.01)
         stores = Stores(tmp_path_factory.mktemp("stores"), patch)
         server = stores("moto")
         with FaultProxy(server.port) as proxy:

@@ -11,7 +11,7 @@ from mingpt.cli import cli
 from mingpt.errors import Damaged, Incomplete, SnapshotFailed, TransientError, UserError
 from mingpt.files import localfile
 from mingpt.files.folder import Folder
-from mingpt.snapshot import writer as writer_module
+from mingpt.snapshot import tries
 from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.reader import read, verify
 from mingpt.snapshot.retention import Retention, plan
@@ -48,7 +48,7 @@ def test_a_byte_flipped_on_the_way_is_seen_at_once_where_parts_are_read_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of the writes arrive with one byte changed, and the store says that all went well."""
-    monkeypatch.setattr(writer_module, "FIRST_RETRY_SECONDS", 0)
+    monkeypatch.setattr(tries, "FIRST_RETRY_SECONDS", 0)
     real, flipped, said = store.fs.pipe_file, ["model"], list[str]()
 
     def unreliable(path: str, content: bytes, **options: Any) -> None:

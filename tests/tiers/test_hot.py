@@ -1,5 +1,6 @@
 """The hot tier: what a crash costs, and what it never brings back."""
 
+import errno
 import os
 import re
 import signal
@@ -7,10 +8,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mingpt.errors import UserError
+from mingpt.errors import Unreadable, UserError
 from mingpt.snapshot.format import MANIFEST
 from mingpt.tiers import hot
 from tests.kits.node_kit import Node, free_port, needs_mount, wait_until
@@ -133,3 +135,25 @@ def test_a_folder_in_memory_belongs_to_one_run_directory(tmp_path: Path) -> None
     assert len({own, hot.folder("/m", copy, "a" * 32), hot.folder("/m", run, "b" * 32)}) == 3
     assert hot.find_run_id(run) is None
     assert hot.run_id(run) == hot.run_id(run) == hot.find_run_id(run) != hot.run_id(copy)
+
+
+def test_a_run_id_that_can_not_be_read_is_not_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a new one the run's hot snapshots would be those of another run."""
+    path, run, real = tmp_path / "run/run-id", str(tmp_path / "run"), os.fdopen
+    save(hot.open_hot(str(tmp_path), run, identity := hot.run_id(run), 10), 1)
+    bad = path.stat().st_ino
+
+    def failing(descriptor: int, mode: str = "r") -> Any:
+        if os.fstat(descriptor).st_ino == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", failing)
+        patch.setattr("mingpt.files.localfile.PAUSES", (0.0, 0.0))
+        for ask in (hot.run_id, hot.find_run_id, lambda run: hot.find_hot(str(tmp_path), run)):
+            with pytest.raises(Unreadable, match="run-id"):
+                ask(run)
+    assert hot.find_run_id(run) == identity
+    assert (memory := hot.find_hot(str(tmp_path), run)) is not None
+    assert memory.steps() == [1]

@@ -133,6 +133,16 @@ def test_a_damaged_snapshot_of_the_line_costs_none_of_those_before_it(run: Histo
     assert [*run.digests()] == [20, 10]
 
 
+def test_where_the_runs_memory_is_not_known_nothing_changes(run: History) -> None:
+    run.rewind(20)
+    Path(run.dir, "run-id").symlink_to("nowhere")
+    before = sorted(Path(run.dir).rglob("*"))
+    for go in (lambda: run.rewind(10), run.undo):
+        with pytest.raises(UserError, match="run-id is a link"):
+            go()
+    assert sorted(Path(run.dir).rglob("*")) == before
+
+
 def test_what_retention_has_left_is_brought_back_and_without_any_nothing_changes(run: History) -> None:
     run.rewind(10)
     next(Path(run.store.folder(30)).glob("model-*")).unlink()
