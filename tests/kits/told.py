@@ -19,6 +19,7 @@ MESSAGES = Path(__file__).parents[1] / "messages.txt"
 
 
 def entries() -> dict[str, str]:
+    """All texts of the file, by their names."""
     parts = re.split(r"^== (.*)\n", MESSAGES.read_text(), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
