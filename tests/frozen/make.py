@@ -22,7 +22,7 @@ import torch
 
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
-from tests.frozen.test_frozen import LAST, MORE, heat, machine, place  # type: ignore[import-not-found]
+from tests.frozen.test_frozen import LAST, MORE, heat, machine, place
 from tests.kits import lockstep
 from tests.kits.store_kit import BUCKET, Moto
 

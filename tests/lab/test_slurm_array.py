@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_slurm import Job, jobs, project, submit
 
 from tests.lab.lab_kit import needs_lab, on, shared, wait_until
+from tests.lab.test_slurm import Job, jobs, project, submit
 
 pytestmark = [pytest.mark.lab, needs_lab]
 __all__ = ["jobs", "project"]  # fixtures
