@@ -145,14 +145,9 @@ def test_each_step_is_in_pyxis_container(how: str, project: Path) -> None:
     of_train = f"{ONE_A_NODE} {container} {EACH}" if how == "launch" else f"--kill-on-bad-exit=1 {container}"
     module = {"launch": "mingpt.launch", "tasks": "mingpt.train"}[how]
     steps = dict.fromkeys(("mingpt.launch.newest", "mingpt.preflight"), f"{ONE_A_NODE} {container} {EACH} {LOOKS}")
-    log = [
-        f"srun {options} python3 -m {name} experiment=mnist" for name, options in {**steps, module: of_train}.items()
-    ]
-    assert job(project, f"job.py {how} experiment=mnist", **PYXIS) == (
-        0,
-        "",
-        [*log, f"python -m {module} experiment=mnist"],
-    )
+    words = "experiment=mnist"
+    log = [f"srun {options} python3 -m {name} {words}" for name, options in {**steps, module: of_train}.items()]
+    assert job(project, f"job.py {how} {words}", **PYXIS) == (0, "", [*log, f"python -m {module} {words}"])
 
 
 def test_each_program_is_in_apptainers_container(project: Path) -> None:
@@ -191,7 +186,6 @@ def test_a_job_that_does_not_train_says_why(
 ) -> None:
     ended, said, log = job(project, start, **more)
     assert (ended, sum(line.startswith("srun") for line in log)) == (code, steps)
-    assert "python -m mingpt.launch" not in "\n".join(log)
     told(said, project)
 
 
