@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -70,24 +71,47 @@ def test_the_best_snapshot_has_a_name_for_every_verb(run: Path) -> None:
     assert "none@best" in mingpt.refused("generate none@best")
 
 
-def test_list_is_a_table_of_the_steps(told: Told) -> None:
+def test_list_is_a_table_of_the_steps() -> None:
     folder(20).joinpath("manifest.json").write_text("{}")
     next(folder(10).glob("model-*")).unlink()
     listed = mingpt.json("snapshots list run", code=1)
-    assert all(0 <= entry.pop("age_seconds") < 1000 for entry in listed)
-    told(map(json.dumps, listed))
+    assert all(0 <= entry["age_seconds"] < 1000 for entry in listed)
+    states = ["looks good", "incomplete", "DAMAGED", "DAMAGED", "looks good"]
+    assert [(entry["step"], entry["state"]) for entry in listed] == list(zip((30, 25, 20, 10, 4), states, strict=True))
+    problems = [entry["problem"] for entry in listed]
+    assert [bool(problem) for problem in problems] == [False, True, True, True, False]
+    assert problems[2].startswith("manifest.json ")
+    assert re.fullmatch(r"model-00001-\w+\.safetensors is missing", problems[3])
+    for entry in listed[0], listed[-1]:
+        assert entry["digest"] == verified("run", entry["step"]).digest
+        assert (entry["loss"], entry["val_loss"], entry["parts"]) == (entry["step"] / 8, entry["step"] / 2, 2)
+        assert (entry["bytes"], entry["attempt"], entry["world_size"]) == (324, 1, 4)
+        assert (entry["not_finite"], entry["best"]) == ([], entry["step"] == 4)
+    none = [(entry["digest"], entry["loss"], entry["attempt"], entry["parts"]) for entry in listed[1:4]]
+    assert none == [(None,) * 4] * 3
     store().set_aside(4)
     for path in folder(4).parent.iterdir():
         age(int(path.name[-9:]), 100_000)
-    told(mingpt("snapshots list run", code=1))
+    head, *rows = [re.split("  +", line, maxsplit=6) for line in mingpt("snapshots list run", code=1).splitlines()]
+    assert head == ["step", "age", "size", "digest", "loss", "val_loss", "state"]
+    assert rows[0] == ["30", "28 h", "0.3 KiB", listed[0]["digest"][:16], "3.7500", "15.0000", "looks good"]
+    for row, entry in zip(rows[1:4], listed[1:4], strict=True):
+        assert (row[0], row[3:]) == (f"{entry['step']}", ["-", "-", "-", f"{entry['state']}: {entry['problem']}"])
+    assert rows[4][:2] == ["4", "28 h"]
+    assert re.search(r"set aside: .* set-aside-\w+-manifest\.json", rows[4][-1])
 
 
-def test_show_tells_the_manifest_and_commands_no_terminal(told: Told) -> None:
+def test_show_tells_the_manifest_and_commands_no_terminal() -> None:
     assert mingpt.json("snapshots show run") == verified("run", 30).model_dump()
     save(store(), 31, provenance=PROVENANCE | {"run": "\x1b[2J\x9b", "fingerprint": {"\x1b]0": "\x9b"}})
     out = mingpt("snapshots show run")
     assert all(c.isprintable() or c == "\n" for c in out)
-    told(out)
+    for line in (
+        r"run \x1b[2J\x9b, step 31, format 3", f"digest {verified('run', 31).digest}", "loss 3.8750, validation loss -",
+        "model: 0.2 KiB in 1 part, 2 tensors", 'vocabulary: {"characters": "ab–漢", "kind": "char"}',
+        "1        -          4           2026-01-01T00:00:00+00:00", r'  \x1b]0="\x9b"', "  optimizer.eps=1e-08",
+    ):  # fmt: skip
+        assert line in out.splitlines()
 
 
 @pytest.mark.parametrize(

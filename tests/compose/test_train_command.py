@@ -1,9 +1,13 @@
 """`mingpt train` as its users and launchers see it: exit codes, stdout, stderr, and no folder left behind."""
 
+import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -13,6 +17,8 @@ from mingpt.compose.commandline import CommandLine
 from mingpt.compose.help import help_text
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
+from tests.kits.config_kit import configured
+from tests.kits.paths_kit import ROOT
 from tests.kits.told import Told
 
 
@@ -29,10 +35,31 @@ def test_cfg_job_prints_the_config_and_leaves_nothing_behind(
     assert [*tmp_path.iterdir()] == []
 
 
-def test_help_names_every_group_option_and_key_with_its_default(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+def flat(section: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """All values of a config by their keys."""
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+    return found
+
+
+def test_help_names_every_group_option_and_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert compose.configure(["--help"]) is None
-    assert capsys.readouterr().out == help_text() + "\n"
-    told(help_text().partition("\n")[2])  # without the program's name
+    out = capsys.readouterr().out
+    assert out == help_text() + "\n"
+    for file in (ROOT / "configs").glob("*/*.yaml"):
+        [group] = re.findall(rf"^  {file.parent.name}/\n((?:    .*\n)+)", out, re.M)
+        assert f"    {file.stem} " in group
+    shown = dict(re.findall(r"^  ([a-z_0-9.]+) +\S.* \((\S*)\)$", out, re.M))
+    taken = flat(configured("model=modern", "data=random", "data.vocabulary=9").model_dump())
+    assert taken.keys() - shown.keys() == {"model.kind", "data.kind"}
+    for key, default in shown.items():  # of model and data each kind has its own; ${…} is filled in by then
+        if not key.startswith(("model.", "data.")) and "$" not in default:
+            assert taken[key] == default or taken[key] == json.loads(default), key
+    assert "reduce " in out
+    assert " [exact | fast] (exact)\n" in out  # what a key takes
+    of_kind = {kind: out.split(f"Keys of model.kind={kind} ")[1].split("\n\n")[0] for kind in ("gpt", "modern")}
+    assert {kind: "  model.n_kv_head " in text for kind, text in of_kind.items()} == {"gpt": False, "modern": True}
 
 
 def test_an_unknown_flag_exits_64(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,4 +60,5 @@ def write_tokenizer(folder: Path, *specials: str) -> Path:
 
 
 def small() -> GPT2Tokens:
+    """GPT-2's vocabulary with a few of its merges, made from TEXT."""
     return GPT2Tokens(TEXT)

@@ -8,12 +8,14 @@ from mingpt.errors import UserError
 
 
 def configured(*arguments: str, world_size: int = 1) -> Config:
+    """The config of a command line that is right."""
     config = compose.configure(arguments, world_size)
     assert config is not None
     return config
 
 
 def problems(*arguments: str, world_size: int = 1) -> list[str]:
+    """All that is wrong with a command line, a text for each mistake."""
     with pytest.raises(UserError) as mistake:
         compose.configure(arguments, world_size)
     return list(mistake.value.problems)

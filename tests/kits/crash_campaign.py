@@ -55,6 +55,8 @@ WORLDS = ({0: 1}, {0: 2}, {1: 1}, {0: 1, 1: 1}, {1: 3}, {0: 2, 1: 1}, {0: 4}, {0
 
 
 class Campaign:
+    """Runs that are trained through crashes until each crash of the plan has happened."""
+
     def __init__(self, folder: Path, memory: Path, seed: int, kills: int) -> None:
         """kills: 0 for a short story, the same each time.
 
@@ -151,6 +153,7 @@ class Campaign:
 
 
 def main() -> None:
+    """Run a campaign, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20, help="0: a short story, the same each time")
     parser.add_argument("--seed", type=int, default=1)

@@ -27,6 +27,7 @@ def wandb_records(run_dir: str) -> Iterator[Any]:
 
 
 def of_wandb(run_dir: str) -> dict[str, list[tuple[int, float]]]:
+    """The values that W&B has of each curve, with their steps."""
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for record in wandb_records(run_dir):
         for item in record.history.item:

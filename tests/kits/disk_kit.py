@@ -103,6 +103,7 @@ class Machine:
 
 @contextmanager
 def machines(folder: Path, *names: str) -> Iterator[list[Machine]]:
+    """Make a machine for each name; all end with the block."""
     with ExitStack() as stack:
         made = list[Machine]()
         for name in names:

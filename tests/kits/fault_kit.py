@@ -84,10 +84,12 @@ class Cluster:
 
 
 def training(run: Run, *overrides: str) -> list[str]:
+    """The arguments of a training that is LONG enough to be broken."""
     return run.arguments(*LONG, *overrides)
 
 
 def launch(run: Run, *overrides: str, options: tuple[str, ...] = ("--nproc-per-node=2",)) -> list[str]:
+    """The command that trains a run under mingpt.launch, on one node."""
     return [sys.executable, "-m", "mingpt.launch", *options, *training(run, *overrides)]
 
 

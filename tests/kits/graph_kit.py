@@ -24,10 +24,12 @@ COPY = torch.ops.aten._foreach_copy_.default
 
 
 def tensors(tree: Any) -> list[Tensor]:
+    """All tensors in nested lists, tuples and dicts."""
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def storages(tree: Any) -> set[int]:
+    """Name the memory of all tensors in there; views of one memory have one name."""
     return {x.untyped_storage()._cdata for x in tensors(tree)}
 
 

@@ -30,6 +30,7 @@ class Hook:
 
 @contextmanager
 def hook(status: int = 200, silent: bool = False) -> Iterator[Hook]:
+    """Serve a webhook. status: of each answer. silent: it takes what is posted, and never answers."""
     found, over = Hook(status=status), Event()
 
     class Handler(Quiet):

@@ -44,6 +44,8 @@ class Repository:
 
 @dataclass
 class Hub:
+    """What the hub has and does, to be changed by a test at any time, and what it was asked."""
+
     cdn: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     strange: list[str] = field(default_factory=list)

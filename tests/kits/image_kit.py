@@ -24,6 +24,7 @@ def write_idx(folder: Path, train: int = 60, test: int = 21, side: int = 8) -> P
 
 
 def idx(array: Tensor) -> bytes:
+    """An array in MNIST's format."""
     sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
     return bytes((0, 0, 8, array.dim())) + sizes + bytes(array.flatten().tolist())
 

@@ -25,9 +25,11 @@ def vivid(model: Model) -> Model:
 
 
 def small(kind: str, words: int = WORDS, **changes: float) -> LanguageModel:
+    """A small model of a kind of KINDS. changes: to its settings."""
     torch.manual_seed(1)
     return vivid(build_language_model(KINDS[kind].model_copy(update=SIZES | changes), words))
 
 
 def random_tokens(batch: int, time: int, words: int = WORDS) -> Tensor:
+    """The same tokens [batch, time] each time."""
     return torch.randint(words, (batch, time), generator=torch.Generator().manual_seed(1))

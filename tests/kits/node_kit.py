@@ -48,11 +48,13 @@ def free_port() -> int:
 
 
 def listening(port: int) -> bool:
+    """Whether somebody listens at a port of loopback."""
     with socket.socket() as s:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_until(condition: Callable[[], object], what: str, limit: float = 300) -> None:
+    """Look again and again, and fail after `limit` seconds. what: is waited for."""
     deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline, f"not within {limit} s: {what}"

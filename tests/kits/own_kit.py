@@ -1,4 +1,4 @@
-"""Models and data of somebody's own, most of them wrong in one way, for tests/train/test_own_model.py."""
+"""Models, data, observers, schedules and optimizers of a user's own, most wrong in one way: what `_target_` names."""
 
 import ctypes
 import os
@@ -26,6 +26,8 @@ CLASSIFIER = ("model._target_=examples.classifier.Classifier", "data._target_=ex
 
 
 class Linear(nn.Module):
+    """A classifier with nothing wrong; most of those below are this one, with one fault."""
+
     def __init__(self, n_in: int = 10) -> None:
         super().__init__()
         self.layer = nn.Linear(n_in, 2)
@@ -57,12 +59,15 @@ ODD: dict[str, Callable[[], tuple[str, Any]]] = {  # what no model may have
 
 
 def odd(what: str) -> nn.Module:
+    """A model with a parameter or a layer that no model may have, by its name in ODD."""
     model = Linear()
     setattr(model, *ODD[what]())
     return model
 
 
 class Sparse(Linear):
+    """Has sparse gradients."""
+
     def __init__(self) -> None:
         super().__init__()
         self.shift = nn.Embedding(2, 2, sparse=True)
@@ -114,6 +119,7 @@ class LateBuffer(Linear):
 
 
 def refuse(gradient: Tensor) -> None:
+    """Fail in backward."""
     raise RuntimeError("x does not have a deterministic implementation")  # as torch says on CUDA
 
 
@@ -128,6 +134,8 @@ FAULTS: dict[str, Callable[[Tensor, Tensor], object]] = {  # what forward return
 
 
 class Faulty(Linear):
+    """Returns something wrong from forward, by its name in FAULTS."""
+
     def __init__(self, fault: str) -> None:
         super().__init__()
         self.fault = fault
@@ -137,16 +145,20 @@ class Faulty(Linear):
 
 
 class NoForward(nn.Module):
-    pass
+    """Has no forward."""
 
 
 class Idle(Linear):
+    """Has a layer on which the loss does not depend."""
+
     def __init__(self) -> None:
         super().__init__()
         self.unused = nn.Linear(3, 3)
 
 
 class Normed(Linear):
+    """Changes buffers in forward."""
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(10)
@@ -171,10 +183,12 @@ Identity = nn.Identity  # without a parameter
 
 
 def gives_none() -> None:
+    """Return no model."""
     return None
 
 
 def fails(hidden: int) -> nn.Module:
+    """Raise an error."""
     raise ValueError(f"{hidden} is odd")
 
 
@@ -192,6 +206,7 @@ def derived(vocab_size: int, block_size: int) -> nn.Module:
 
 
 def no_rows(micro_size: int) -> Source:
+    """A data set without a sample."""
     return source_of((torch.zeros(0, 10),), (torch.zeros(0, 10),), micro_size)
 
 
@@ -203,10 +218,12 @@ def masked(micro_size: int, train: int, validation: int, **_: Any) -> Source:
 
 
 def uneven(micro_size: int) -> Source:
+    """A data set of three inputs and two targets."""
     return source_of((torch.zeros(3, 10), torch.zeros(2)), (torch.zeros(0, 10), torch.zeros(0)), micro_size)
 
 
 def cannot_be_had(micro_size: int, url: str) -> Source:
+    """Fail to read the data, with an error that tells its address."""
     raise OSError(f"no answer from {url}")
 
 
@@ -249,6 +266,7 @@ class Hanging(Rows):
 
 
 def hangs(micro_size: int) -> Source:
+    """The classifier's rows; rank 1 hangs on them (see Hanging)."""
     source = rows(micro_size, count=300)
     assert isinstance(source.train, Rows)
     return replace(source, train=Hanging(*source.train.tensors))
@@ -273,27 +291,37 @@ SEEN: list[Event] = []  # by observers of this process
 
 
 class Recorder:
+    """An observer that keeps each event in SEEN."""
+
     def on(self, event: Event) -> None:
         SEEN.append(event)
 
 
 class Fails:
+    """An observer that fails at each step."""
+
     def on(self, event: Event) -> None:
         if isinstance(event, StepDone):
             raise ValueError(f"step {event.step} is not to its taste: https://user:S3CRET@example.com/")
 
 
 class Quits:
+    """An observer that quits at each event."""
+
     def on(self, event: Event) -> None:
         sys.exit(0)
 
 
 class Hangs:
+    """An observer that hangs at its first event."""
+
     def on(self, event: Event) -> None:
         threading.Event().wait()
 
 
 class NotMade:
+    """An observer that can't be made."""
+
     def __init__(self, run_dir: str, reason: str = "no reason") -> None:
         raise OSError(reason)
 
@@ -301,18 +329,22 @@ class NotMade:
 
 
 def without_step(warmup_steps: int) -> float:
+    """A schedule that does not take the step."""
     return 1.0
 
 
 def by_chance(step: int) -> float:
+    """A schedule that gives another number each time."""
     return time.perf_counter()
 
 
 def falls_below(step: int, by: float) -> float:
+    """A schedule that falls below zero."""
     return 1 - by * step
 
 
 def divides(step: int) -> float:
+    """A schedule that fails at step 3."""
     return abs(1 / (step - 3))
 
 
@@ -331,16 +363,22 @@ class Sgd:
 
 
 class ByNorm(Sgd):
+    """Says that it is elementwise, and is not."""
+
     def update(self, param: Tensor, grad: Tensor, *_: Any, lr: float, **__: Any) -> None:
         param.sub_(grad / grad.norm(), alpha=lr)
 
 
 class Random(Sgd):
+    """Draws random numbers."""
+
     def update(self, param: Tensor, grad: Tensor, *_: Any, lr: float, **__: Any) -> None:
         param.sub_(torch.randn_like(param), alpha=lr)
 
 
 class Remembers(Sgd):
+    """Keeps a state beside what it gives to be kept."""
+
     elementwise = False
     calls = 0
 
@@ -350,21 +388,29 @@ class Remembers(Sgd):
 
 
 class Summed(Sgd):
+    """Says that it is elementwise, and has a state of another shape than its tensor's."""
+
     def state(self, shape: torch.Size) -> dict[str, Sequence[int]]:
         return {"sum": []}
 
 
 class Listed(Sgd):
+    """Gives its state as a list."""
+
     def state(self, shape: torch.Size) -> Any:
         return ["mean"]
 
 
 class OldForm(Sgd):
+    """Takes other arguments than it is given."""
+
     def update(self, param: Tensor, grad: Tensor) -> None:  # type: ignore[override]
         pass
 
 
 class Forgets(Sgd):
+    """Takes its state away."""
+
     def update(self, param: Tensor, grad: Tensor, state: dict[str, Tensor], **_: Any) -> None:
         state.clear()
 

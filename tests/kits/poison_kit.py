@@ -23,6 +23,8 @@ GUARDED = ("health.spike_sigma=8", "health.max_skips=2", "health.max_rollbacks=1
 
 
 class Line(nn.Module):
+    """A linear function of three numbers."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 1)
@@ -41,4 +43,5 @@ def rows(batches: Sequence[int] = (), times: float = 1e3) -> Source:
 
 
 def poison(batches: Sequence[int], times: float = 1e3) -> tuple[str, ...]:
+    """The overrides that poison these batches (see rows)."""
     return f"+data.batches=[{','.join(map(str, batches))}]", f"+data.times={times:g}"

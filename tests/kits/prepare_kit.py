@@ -21,20 +21,24 @@ VOCABULARY = bpe_kit.small()
 
 
 def some_texts(count: int, seed: int = 1) -> list[str]:
+    """So many texts, no two of them the same; the same ones for the same seed."""
     chooser = random.Random(seed)
     return [" ".join(chooser.choices(WORDS, k=chooser.randrange(1, 40))) + f" {i}" for i in range(count)]
 
 
 def jsonl(texts: Sequence[str], field: str = "text") -> str:
+    """The texts as JSON lines."""
     return "".join(json.dumps({field: t, "id": i}) + "\n" for i, t in enumerate(texts))
 
 
 def write_jsonl(path: Path, texts: Sequence[str], field: str = "text") -> Path:
+    """Write the texts as JSON lines."""
     path.write_text(jsonl(texts, field))
     return path
 
 
 def prepared(sources: Sequence[Path | str], out: Path | str, **options: object) -> DataSet:
+    """Prepare a data set in this process. options: of `prepare` and its Options."""
     known = {k: options.pop(k) for k in ("separator", "field", "val_fraction") if k in options}
     return prepare([str(s) for s in sources], str(out), VOCABULARY, Options(**known), **options)  # type: ignore[arg-type]
 
@@ -46,6 +50,7 @@ def into(folder: Path, *more: str) -> list[str]:
 
 
 def expected(texts: Sequence[str], fraction: float, split: str) -> list[int]:
+    """The tokens of a split: each of its texts, followed by the end of text."""
     chosen = [t for t in texts if is_validation(next(iter(bpe.pieces(t))), fraction) == (split == "validation")]
     return [i for t in chosen for i in (*VOCABULARY.encode(t), VOCABULARY.end_of_text)]
 
@@ -57,11 +62,12 @@ def row(out: Path, dataset: DataSet, split: str) -> list[int]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
+    """The content of each file in a folder, by its name."""
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
 class Killed(Exception):
-    pass
+    """Stands for SIGKILL."""
 
 
 @contextmanager

@@ -12,6 +12,7 @@ DEFAULT = "experiment=shakespeare_10m"
 
 
 def recipe(name: str) -> dict[str, object]:
+    """What the file recipes/NAME.yaml says."""
     loaded = yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text())
     assert isinstance(loaded, dict)
     return loaded

@@ -12,6 +12,7 @@ from mingpt.snapshot.store import Store
 
 
 def rewrite(store: Store, step: int, change: Callable[[dict[Kind, dict[str, Tensor]]], object]) -> None:
+    """Change the tensors of a step's snapshot; its checksums and digest then fit them."""
     loaded = read(store, step)
     change(loaded.state)
     parts = [encode_part(part, loaded.state[part.kind]) for part in lay_out(loaded.state)]

@@ -134,6 +134,7 @@ def in_forks(world: int, act: Callable[[Any], object], given: Any, nodes: int = 
 
 
 def act_in_fork(act: Callable[[Any], object], given: Any, environ: Mapping[str, str], output: str) -> None:
+    """Act in a fork, with this environment and with its output in this file, and end the process."""
     out = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -147,6 +148,7 @@ def act_in_fork(act: Callable[[Any], object], given: Any, environ: Mapping[str, 
 
 
 def train_in_fork(arguments: list[str]) -> None:
+    """Train with these arguments, as mingpt.train."""
     sys.argv = ["mingpt.train", *arguments]
     main("train")
 

@@ -55,6 +55,7 @@ def save(
 def read_newest(
     store: Store, say: Callable[[str], None], memory: Store | None = None, newest: NewestDurable | None = None
 ) -> Loaded | None:
+    """Restore the newest snapshot in a world of one, or return None. memory: the hot tier."""
     state = dict[Kind, dict[str, Tensor]]()
 
     def take(manifest: Manifest) -> Put:
@@ -72,6 +73,7 @@ def files(folder: Path) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """The content of every file below, by relative path."""
     return {name: (folder / name).read_bytes() for name in files(folder)}
 
 
@@ -85,10 +87,12 @@ def equal(a: Mapping[Kind, Mapping[str, Tensor]], b: Mapping[Kind, Mapping[str, 
 
 
 def raw(tensor: Tensor) -> bytes:
+    """A tensor's bytes."""
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 def canonical(fields: Mapping[str, Any]) -> bytes:
+    """Fields as a manifest has them, byte for byte."""
     return json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=False).encode()
 
 

@@ -32,6 +32,7 @@ def other_addresses(*own: str) -> list[str]:
 
 
 def reachable(address: str, port: int) -> bool:
+    """Whether somebody accepts connections there."""
     with socket.socket() as s:
         s.settimeout(5)
         return s.connect_ex((address, port)) == 0

@@ -1,4 +1,4 @@
-"""The wording of messages stands in tests/messages.txt, under the name of the test that causes each, and nowhere else.
+"""The wording of mistakes stands in tests/messages.txt, under the name of the test that causes each, and nowhere else.
 
 A test asserts the exit code and the key or place that a message names; `told(text, tmp_path)` compares the whole text
 with the file. `pytest --write-messages …` writes what these tests were told into it, to be reviewed as text.
@@ -19,6 +19,7 @@ MESSAGES = Path(__file__).parents[1] / "messages.txt"
 
 
 def entries() -> dict[str, str]:
+    """All texts of the file, by their names."""
     parts = re.split(r"^== (.*)\n", MESSAGES.read_text(), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -44,6 +44,7 @@ def update_of(
     autocast: torch.autocast | None = None,
     health: Health | None = None,
 ) -> Update:
+    """The update of a model's parameters. The options are Update's."""
     named, role_of = trainable(model), roles(model)
     buckets = buckets or make_buckets(named, muon_names(config.name, role_of), world, world.size > 1)
     by_name = rules(named, config, role_of)

@@ -9,12 +9,14 @@ from threading import Thread
 
 
 class Quiet(BaseHTTPRequestHandler):
+    """Answers requests, and prints nothing of them."""
+
     def log_message(self, *_: object) -> None:
         pass
 
 
 class Folder(Quiet, SimpleHTTPRequestHandler):
-    pass
+    """Serves the files of a folder."""
 
 
 @contextmanager

@@ -18,6 +18,7 @@ SIZES = {"vocab_size": WORDS, "n_layer": 2, "n_head": 2, "n_embd": 24}
 
 
 def saved(folder: Path, **settings: Any) -> GPT2LMHeadModel:
+    """Write weights of transformers' own GPT-2 to a folder. settings: of its GPT2Config."""
     torch.manual_seed(1)
     settings = SIZES | {"n_positions": 16, "bos_token_id": None, "eos_token_id": None} | settings
     model = vivid(GPT2LMHeadModel(GPT2Config(**settings)))
@@ -32,6 +33,7 @@ def ours(**changes: int) -> GPT:
 
 
 def logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    """What a model of ours or of transformers' says."""
     with torch.no_grad():
         return model.logits(tokens) if isinstance(model, LanguageModel) else model(tokens).logits
 
@@ -44,6 +46,7 @@ def change_config(folder: Path, **fields: Any) -> None:
 
 
 def change_weights(folder: Path, change: Any) -> None:
+    """Write the weights anew. change: from a dict of tensors to another one."""
     path = folder / "model.safetensors"
     tensors = change(load_file(path))
     path.unlink()

@@ -1,10 +1,12 @@
 """`python tests/mutations/run.py [NAME …]`: break the code in one place at a time, and see that the tests notice.
 
-mutations.yaml names a snippet, what replaces it, and the tests that catch that. Each mutation is made in a copy of the
-checkout. The round fails if a snippet is not there exactly once, if no test is run, or if all tests pass.
+mutations.yaml names a definition, an expression or a statement in it, what replaces that, and the tests that catch it.
+Each mutation is made in a copy of the checkout. The round fails if the code can't be broken so (test_mutations.py, a
+fast test, sees that, too), if no test is run, or if all tests pass.
 """
 
 import argparse
+import ast
 import shutil
 import subprocess
 import sys
@@ -25,10 +27,15 @@ FAILED = 1  # pytest's exit code if a test has failed; others: no test was run
 
 @dataclass(frozen=True)
 class Mutation:
-    """file: below the checkout. old: what stands there once. tests: files and folders. target: of make, see MARKS."""
+    """name: what is wrong then. tests: files and folders. target: of make, see MARKS.
+
+    module and definition: as in `mingpt.snapshot.store:Store.commit`; a function, a class, or a name of a value. One
+    that has moved to another file is found there. old: Python that is in it once. new: what replaces it.
+    """
 
     name: str
-    file: str
+    module: str
+    definition: str
     old: str
     new: str
     tests: tuple[str, ...]
@@ -36,15 +43,68 @@ class Mutation:
 
 
 def read(path: Path = TABLE) -> list[Mutation]:
-    rows = yaml.safe_load(path.read_text())
-    return [Mutation(**row | {"tests": tuple(row["tests"].split())}) for row in rows]
+    mutations = []
+    for row in yaml.safe_load(path.read_text()):
+        module, definition = row["in"].split(":")
+        tests = tuple(row["tests"].split())
+        target = row.get("target", "test")
+        mutations.append(Mutation(row["name"], module, definition, row["break"], row["into"], tests, target))
+    return mutations
 
 
-def mutated(text: str, mutation: Mutation) -> str:
-    """Raises ValueError if the snippet is not there, or more than once."""
-    if (count := text.count(mutation.old)) != 1:
-        raise ValueError(f"{mutation.file} has the snippet of “{mutation.name}” {count} times: carry it along")
-    return text.replace(mutation.old, mutation.new)
+def defined(tree: ast.AST, name: str) -> list[ast.AST]:
+    """The definitions of a name, as `Store.commit` is one, in a module or another definition."""
+    first, _, rest = name.partition(".")
+    found = list[ast.AST]()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if node.name == first:
+                found += defined(node, rest) if rest else [node]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if not rest and first in (ast.unparse(target) for target in targets):
+                found.append(node)
+        elif isinstance(node, ast.stmt):  # an if, or a with
+            found += defined(node, name)
+    return found
+
+
+def broken(root: Path, mutation: Mutation) -> tuple[Path, str]:
+    """The file of a checkout that has the definition, and its new text.
+
+    Raises ValueError if the definition or what is to be replaced is not there exactly once.
+    """
+    own = root.joinpath(*mutation.module.split(".")).with_suffix(".py")
+    for files in ([own] if own.exists() else [], root.glob("mingpt/**/*.py")):
+        trees = {file: ast.parse(file.read_text()) for file in files}
+        found = [(file, node) for file, tree in trees.items() for node in defined(tree, mutation.definition)]
+        if found:
+            break
+    if len(found) != 1:
+        raise ValueError(f"“{mutation.name}”: {mutation.definition} is defined {len(found)} times: carry it along")
+    [(file, definition)] = found
+    old, new = ast.parse(mutation.old).body[0], ast.parse(mutation.new).body[0]
+    if isinstance(old, ast.Expr) and isinstance(new, ast.Expr):
+        exchange = Exchange(old.value, new.value)
+    else:
+        exchange = Exchange(old, new)
+    exchange.visit(definition)
+    if exchange.count != 1:
+        raise ValueError(f"“{mutation.name}”: {mutation.definition} has “{mutation.old}” {exchange.count} times")
+    return file, ast.unparse(ast.fix_missing_locations(trees[file]))
+
+
+class Exchange(ast.NodeTransformer):
+    """Replaces what is the same Python as `old`, however it is written, and counts it."""
+
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self.old, self.new, self.count = ast.dump(old), new, 0
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if ast.dump(node) == self.old:
+            self.count += 1
+            return self.new
+        return self.generic_visit(node)
 
 
 def copy(folder: Path) -> None:
@@ -58,12 +118,12 @@ def copy(folder: Path) -> None:
 
 def attempt(mutation: Mutation, folder: Path) -> str:
     """What the tests said: `caught by TEST`, or what is wrong."""
-    file = folder / mutation.file
-    text = file.read_text()
     try:
-        file.write_text(mutated(text, mutation))
+        file, code = broken(folder, mutation)
     except ValueError as problem:
         return str(problem)
+    text = file.read_text()
+    file.write_text(code)
     command = [
         sys.executable,
         "-m",

@@ -15,7 +15,7 @@ from mingpt.prepare import extras
 from mingpt.prepare.extras import check_machines
 from tests.kits.config_kit import configured, problems
 from tests.kits.paths_kit import ROOT, ran
-from tests.kits.recipe_kit import DEFAULT, REQUIRED, TEACHING, TRAINING, envs, recipe, sky_variables
+from tests.kits.recipe_kit import DEFAULT, HEAD, OTHER, REQUIRED, TEACHING, envs, recipe, sky_variables
 from tests.kits.told import Told
 from tests.kits.verb_kit import mingpt
 
@@ -230,11 +230,18 @@ def test_a_store_that_speaks_s3_is_refused_with_the_form_that_works(told: Told) 
 # --- what a run section makes of its variables; torchrun and mingpt are stubs that print their arguments ---
 
 
+VARIABLES = ("RUN_DIR", "OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "PET_MAX_RESTARTS")
+
+
+def shown(**variables: str) -> list[str]:
+    """What the stubs print after their arguments: these variables, all others empty, and the process that it is."""
+    return [*(f"<{variable}={variables.get(variable, '')}>" for variable in VARIABLES), "<this process>"]
+
+
 def started(name: str, folder: Path, rank: int = 0, gpus: int = 0, **changed: object) -> tuple[int, str]:
     """The section's exit code, and what is printed: a word a line of what torchrun, or mingpt, gets at last."""
     (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
-    shown = ("RUN_DIR", "OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "PET_MAX_RESTARTS")
-    printed = " ".join(f'"{variable}=${variable}"' for variable in shown) + ' "PID=$$"'
+    printed = " ".join(f'"{variable}=${variable}"' for variable in VARIABLES) + ' "PID=$$"'
     before = 'case "$*" in preflight*|export*) echo "$*"; exit ${PREFLIGHT_ENDS_WITH:-0} ;; esac'
     for tool in ("torchrun", "mingpt", "lm_eval"):
         stub = folder / ".venv/bin" / tool
@@ -248,26 +255,78 @@ def started(name: str, folder: Path, rank: int = 0, gpus: int = 0, **changed: ob
     return process.returncode, output.replace(f"<PID={process.pid}>", "<this process>")  # it gets SkyPilot's signals
 
 
+OPTIONS = (
+    "--max_restarts=3", "--signals_to_handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "--shutdown_timeout=300",
+    "-m", "mingpt.train", "--from-env",
+)  # fmt: skip
+RUN = "s3://b/run 1"
+ID = "sky-2026-11-21-06-00-00-000000_train_1"
+
+
+def torchrun(name: str, rank: int, processes: int, *rest: str) -> list[str]:
+    """The words of a recipe's torchrun on one of two nodes."""
+    own, each = f"--local_addr={OTHER if rank else HEAD}", f"--nproc_per_node={processes}"
+    if name != "train-rdzv":
+        return ["--nnodes=2", f"--node_rank={rank}", each, f"--master_addr={HEAD}", own, *rest]
+    conf = f"--rdzv_conf=is_host={'false' if rank else 'true'},join_timeout=300,read_timeout=300"
+    endpoint = f"--rdzv_endpoint={HEAD}:29500"
+    return ["--nnodes=2", f"--rdzv_id={ID}", "--rdzv_backend=c10d", each, endpoint, conf, own, *rest]
+
+
+@pytest.mark.parametrize("name", TEACHING)
 @pytest.mark.parametrize(
-    ("name", "rank", "gpus", "changed"),
-    [
-        *((name, rank, 0, {}) for name in TRAINING for rank in (0, 1)),
-        *((name, 1, 10, {}) for name in TEACHING),  # a process for each GPU, unless told otherwise
-        *((name, 1, 4, {"NPROC_PER_NODE": "3"}) for name in TEACHING),
-        ("evaluate", 0, 0, {"RUN_DIR": "s3://b/run 1", "OPTIONS": "--json --step 3"}),
-        ("evaluate", 0, 0, {"RUN_DIR": "s3://b/run 1", "TASKS": "arc_easy", "OPTIONS": "--limit 3"}),
-        ("generate", 0, 0, {"RUN_DIR": "s3://b/run 1", "PROMPT": "-- To be", "OPTIONS": "--tokens 3"}),
-        ("prepare", 0, 0, {"SOURCE": "s3://b/*.jsonl", "OPTIONS": "--tokens 10B --field *"}),
-        ("nccl-test", 1, 8, {}),
-    ],
+    ("rank", "gpus", "changed", "processes"),
+    [(0, 0, {}, 1), (1, 0, {}, 1), (1, 10, {}, 10), (1, 4, {"NPROC_PER_NODE": "3"}, 3)],
     ids=str,
 )
-def test_what_a_run_section_starts(
-    name: str, rank: int, gpus: int, changed: dict[str, object], tmp_path: Path, told: Told
+def test_torchruns_words(
+    name: str, rank: int, gpus: int, changed: dict[str, object], processes: int, tmp_path: Path
 ) -> None:
+    """A process for each GPU, unless told otherwise."""
     code, output = started(name, tmp_path, rank, gpus, **changed)
     assert code == 75  # torchrun's
-    told(output)
+    assert output.splitlines() == [
+        "preflight --from-env --master-port=29500",
+        *(f"<{word}>" for word in torchrun(name, rank, processes, *OPTIONS)),
+        *shown(OMP_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1" if name == "train-rdzv" else ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "gpus", "changed", "words"),
+    [
+        *(("train-spot", rank, 0, {}, ["launch", "--platform", "sky", "--from-env"]) for rank in (0, 1)),
+        (
+            "evaluate", 0, 0, {"RUN_DIR": RUN, "OPTIONS": "--json --step 3"},
+            ["evaluate", "--from-env", "--json", "--step", "3"],
+        ),
+        (
+            "evaluate", 0, 0, {"RUN_DIR": RUN, "TASKS": "arc_easy", "OPTIONS": "--limit 3"},
+            ["--model", "hf", "--model_args", "pretrained=exported", "--tasks", "arc_easy", "--limit", "3"],
+        ),
+        (
+            "generate", 0, 0, {"RUN_DIR": RUN, "PROMPT": "-- To be", "OPTIONS": "--tokens 3"},
+            ["generate", RUN, "--prompt=-- To be", "--tokens", "3"],
+        ),
+        (
+            "prepare", 0, 0, {"SOURCE": "s3://b/*.jsonl", "OPTIONS": "--tokens 10B --field *"},
+            [
+                "prepare", "s3://b/*.jsonl", "--out", "s3://b/c d", "--tokenizer", "data/gpt2", "--tokens", "10B",
+                "--field", "*",
+            ],
+        ),
+        ("nccl-test", 1, 8, {}, torchrun("nccl-test", 1, 8, "recipes/nccl_test.py")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_run_section_starts(
+    name: str, rank: int, gpus: int, changed: dict[str, object], words: list[str], tmp_path: Path
+) -> None:
+    code, output = started(name, tmp_path, rank, gpus, **changed)
+    assert code == 75  # what it starts has ended with
+    exported = [f"export {RUN} exported --overwrite"] if "TASKS" in changed else []
+    run_dir = f"s3://b/{ID}" if name == "train-spot" else str(changed.get("RUN_DIR", ""))
+    assert output.splitlines() == [*exported, *(f"<{word}>" for word in words), *shown(RUN_DIR=run_dir)]
 
 
 @pytest.mark.parametrize("name", TEACHING)

@@ -15,7 +15,6 @@ from mingpt.cli.command import code_of
 from mingpt.prepare import extras
 from tests.kits.paths_kit import ROOT, ran
 from tests.kits.recipe_kit import envs, recipe
-from tests.kits.told import Told
 
 TOOLS = ("bash", "sh", "cat", "chmod", "dirname", "flock", "grep", "mkdir", "paste", "rm", "sha256sum", "sleep", "sort")
 
@@ -112,37 +111,31 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
-def test_what_a_set_up_installs_and_fetches(machine: Machine, told: Told) -> None:
+def test_what_a_set_up_installs_and_fetches(machine: Machine) -> None:
     """The second time nothing; what another run or a changed lock needs, beside what earlier runs needed."""
-    calls, lock = list[str](), machine.folder / "constraints.txt"
+    lock = machine.folder / "constraints.txt"
     (machine.folder / "x=y").touch()  # a name that x=* matches
     more = {"EXPERIMENT": "gpt2", "RUN_DIR": "s3://b/run 1", "OVERRIDES": "x=* seed=1"}
-
-    def set_up(title: str, env: Mapping[str, str] | None = None, code: int = 0, arguments: Sequence[str] = ()) -> None:
-        calls.extend([f"# {title}", *machine.set_up(env, code, arguments)])
-
-    set_up("the first time")
-    set_up("again")
+    mistake = {"OVERRIDES": "mistake=1"}
+    assert machine.set_up() == [*MAKE, *EARLY, *install(), *LOOK]
+    assert machine.set_up() == LOOK
     lock.write_text(lock.read_text() + "# newer\n")
-    set_up("with another lock")
-    set_up("overrides as arguments", arguments=("experiment=gpt2", "a= b"))
-    set_up("a run that needs more", more)
-    set_up("it again", more)
-    set_up("one that needs less")
+    assert machine.set_up() == [*EARLY, *install(), *LOOK]
+    needs, fetches = (f"{line} experiment=gpt2 a= b" for line in LOOK)
+    assert machine.set_up(arguments=("experiment=gpt2", "a= b")) == [needs, *install("bpe"), fetches]
+    assert machine.set_up(more) == [LOOK[0], *install("bpe,s3"), LOOK[1]]
+    assert machine.set_up(more) == machine.set_up() == LOOK  # and a run that needs less
     (machine.folder / "broken").touch()
     lock.write_text(lock.read_text() + "# newer still\n")
-    set_up("with another lock, and it fails", code=1)
+    assert machine.set_up(code=1) == BUILD[:1]
     (machine.folder / "broken").unlink()
-    set_up("after that")
-    (machine.folder / ".venv/half").touch()
-    set_up("an environment that was half removed")
-    set_up("a mistake", {"OVERRIDES": "mistake=1"}, code=64)
-    assert machine.errors == "error: mistake\n"
+    assert machine.set_up() == [*EARLY, *install("bpe,s3"), *LOOK]
+    (machine.folder / ".venv/half").touch()  # removed
+    assert machine.set_up() == [*MAKE, *EARLY, *install("bpe,s3"), *LOOK]
+    assert (machine.set_up(mistake, code=64), machine.errors) == (LOOK[:1], "error: mistake\n")
     shutil.rmtree(machine.folder / ".venv")
-    set_up("a mistake on a new machine: before torch", {"OVERRIDES": "mistake=1"}, code=64)
-    assert machine.errors == "error: mistake\n"
-    set_up("after that")
-    told(calls)
+    assert (machine.set_up(mistake, code=64), machine.errors) == ([*MAKE, *EARLY], "error: mistake\n")  # before torch
+    assert machine.set_up() == [*EARLY, *install(), *LOOK]
 
 
 def test_of_two_nodes_that_share_a_folder_one_installs_and_the_other_waits(machine: Machine) -> None:

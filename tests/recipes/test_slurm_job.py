@@ -79,44 +79,114 @@ def job(project: Path, start: str = START, **more: str) -> tuple[int, str, list[
     return done.returncode, done.stderr, (project / "log").read_text().splitlines()
 
 
+ONE_A_NODE = "--ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --immediate=600"
+EACH = "--nodes=2 --ntasks=2"
+LOOKS = "--kill-on-bad-exit=0"  # a look that fails ends no other node's
+
+
+def look(program: str, words: str) -> str:
+    return f"srun {ONE_A_NODE} {EACH} {LOOKS} {program} {words}".rstrip()
+
+
+def before(python: str, words: str, for_set_up: str) -> list[str]:
+    """What runs before training: set-up is told the overrides, and where to look for options."""
+    return [
+        look("bash recipes/setup.sh", for_set_up),
+        f"set-up {for_set_up}",
+        look(f"{python} -m mingpt.launch.newest", words),
+        look(f"{python} -m mingpt.preflight", words),
+    ]
+
+
 @pytest.mark.parametrize(
-    ("code", "start", "more"),
+    ("start", "words", "for_set_up", "more"),
     [
-        # Set-up is told the overrides, and where to look for options; a look, the preflight and the training follow.
-        (0, START, {}),
-        (0, "job.py launch experiment=mine --config-dir 'my conf' --config-name=other -h seed=2 ~x", {}),
-        (0, "job.py tasks experiment=mnist", {}),
-        # setup.sh ends with 64 for a mistake in the overrides, as each program of ours does, and with 1 for all else.
-        (64, START, {"SET_UP_ENDS_WITH": "64"}),
-        (70, START, {"SET_UP_ENDS_WITH": "1"}),
-        (64, START, {"PREFLIGHT_ENDS_WITH": "64"}),
-        (70, START, {"PREFLIGHT_ENDS_WITH": "70"}),
+        (START, "experiment=mnist --nproc-per-node=2 train.max_steps=3", "experiment=mnist train.max_steps=3", {}),
+        (
+            "job.py launch experiment=mine --config-dir 'my conf' --config-name=other -h seed=2 ~x",
+            "experiment=mine --config-dir my conf --config-name=other -h seed=2 ~x",
+            "experiment=mine --config-dir my conf --config-name=other seed=2 ~x",
+            {},
+        ),
+        ("job.py tasks experiment=mnist", "experiment=mnist", "", {}),
         # Each task of an array has a run of its own, which may be named by its number.
-        (0, "job.py launch experiment=mnist", ARRAY),
-        (0, "job.py tasks experiment=mnist", ARRAY),
-        (0, "job.py launch run.dir=/shared/3/run", ARRAY),
-        (0, "job.py launch 'run.name=lr-${oc.env:SLURM_ARRAY_TASK_ID}'", ARRAY),
-        (64, "job.py tasks run.name=v13", ARRAY),
-        (64, "elastic.py +run.dir=/a", ARRAY),  # which gives none a run of its own
-        # Containers: each step in pyxis', each program in apptainer's.
-        (0, "job.py launch experiment=mnist", PYXIS),
-        (0, "job.py tasks experiment=mnist", PYXIS),
-        (0, START, SIF),
-        # Steps get the environment whatever sbatch was told to export; a heterogeneous job is refused.
-        (0, "job.py launch export=told", {"SLURM_EXPORT_ENV": "NONE"}),
-        (64, START, {"SLURM_HET_SIZE": "2"}),
+        ("job.py launch experiment=mnist", "experiment=mnist run.name=lr-sweep-3", "", ARRAY),
+        ("job.py tasks experiment=mnist", "experiment=mnist run.name=lr-sweep-3", "", ARRAY),
+        ("job.py launch run.dir=/shared/3/run", "run.dir=/shared/3/run", "", ARRAY),
+        (
+            "job.py launch 'run.name=lr-${oc.env:SLURM_ARRAY_TASK_ID}'",
+            "run.name=lr-${oc.env:SLURM_ARRAY_TASK_ID}",
+            "",
+            ARRAY,
+        ),
         # The variables of all recipes, then the arguments. A quote is Hydra's; a space within does not divide.
-        (0, "job.py launch seed=2", {"EXPERIMENT": "mnist", "RUN_DIR": "/a b's", "OVERRIDES": "a='x y'  b=[1,2] "}),
-        (64, "job.py launch", {"OVERRIDES": "run.name='a"}),
+        (
+            "job.py launch seed=2",
+            r"experiment=mnist run.dir='/a b\'s' a='x y' b=[1,2] seed=2",
+            "",
+            {"EXPERIMENT": "mnist", "RUN_DIR": "/a b's", "OVERRIDES": "a='x y'  b=[1,2] "},
+        ),
     ],
     ids=str,
 )
-def test_what_a_job_runs_says_and_ends_with(
-    code: int, start: str, more: dict[str, str], project: Path, told: Told
+def test_what_a_job_runs(start: str, words: str, for_set_up: str, more: dict[str, str], project: Path) -> None:
+    """Set-up, a look at the run, the preflight, and the training. for_set_up: empty if it gets the same words."""
+    python, how = f"{project}/.venv/bin/python", start.split()[1]
+    module = {"launch": "mingpt.launch", "tasks": "mingpt.train"}[how]
+    each = {"launch": f"{ONE_A_NODE} {EACH}", "tasks": "--kill-on-bad-exit=1"}[how]
+    trained = [f"srun {each} {python} -m {module} {words}", f"python -m {module} {words}"]
+    assert job(project, start, **more) == (0, "", [*before(python, words, for_set_up or words), *trained])
+
+
+@pytest.mark.parametrize("how", ["launch", "tasks"])
+def test_each_step_is_in_pyxis_container(how: str, project: Path) -> None:
+    container = f"--container-image=registry#mingpt:1 --container-mounts={project}:{project},/a:/b"
+    container += f" --container-workdir={project}"
+    of_train = f"{ONE_A_NODE} {container} {EACH}" if how == "launch" else f"--kill-on-bad-exit=1 {container}"
+    module = {"launch": "mingpt.launch", "tasks": "mingpt.train"}[how]
+    steps = dict.fromkeys(("mingpt.launch.newest", "mingpt.preflight"), f"{ONE_A_NODE} {container} {EACH} {LOOKS}")
+    words = "experiment=mnist"
+    log = [f"srun {options} python3 -m {name} {words}" for name, options in {**steps, module: of_train}.items()]
+    assert job(project, f"job.py {how} {words}", **PYXIS) == (0, "", [*log, f"python -m {module} {words}"])
+
+
+def test_each_program_is_in_apptainers_container(project: Path) -> None:
+    inside = f"apptainer exec --bind {project}:{project} --pwd {project} --nv /images/mingpt.sif python3"
+    words = START.removeprefix("job.py launch ")
+    log = list[str]()
+    for module in ("mingpt.launch.newest", "mingpt.preflight"):
+        log += [look(f"{inside} -m {module}", words), f"{inside} -m {module} {words}"]
+    trains = f"{inside} -m mingpt.launch {words}"
+    log += [f"srun {ONE_A_NODE} {EACH} {trains}", trains, f"python -m mingpt.launch {words}"]
+    assert job(project, **SIF) == (0, "", log)
+
+
+def test_steps_get_the_environment_whatever_sbatch_was_told_to_export(project: Path) -> None:
+    code, _, log = job(project, "job.py launch export=told", SLURM_EXPORT_ENV="NONE")
+    assert (code, log[-1]) == (0, "SLURM_EXPORT_ENV=ALL")
+
+
+@pytest.mark.parametrize(
+    ("code", "start", "more", "steps"),
+    [
+        # setup.sh ends with 64 for a mistake in the overrides, as each program of ours does, and with 1 for all else.
+        (64, START, {"SET_UP_ENDS_WITH": "64"}, 1),
+        (70, START, {"SET_UP_ENDS_WITH": "1"}, 1),
+        (64, START, {"PREFLIGHT_ENDS_WITH": "64"}, 3),
+        (70, START, {"PREFLIGHT_ENDS_WITH": "70"}, 3),
+        (64, "job.py tasks run.name=v13", ARRAY, 0),
+        (64, "elastic.py +run.dir=/a", ARRAY, 0),  # which gives none a run of its own
+        (64, START, {"SLURM_HET_SIZE": "2"}, 0),
+        (64, "job.py launch", {"OVERRIDES": "run.name='a"}, 0),
+    ],
+    ids=str,
+)
+def test_a_job_that_does_not_train_says_why(
+    code: int, start: str, more: dict[str, str], steps: int, project: Path, told: Told
 ) -> None:
     ended, said, log = job(project, start, **more)
-    assert ended == code
-    told([said, *log], project)
+    assert (ended, sum(line.startswith("srun") for line in log)) == (code, steps)
+    told(said, project)
 
 
 FIRST_MISTAKE = """srun: error: n2: task 1: Exited with exit code 75
