@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Iterator
-from itertools import accumulate
 
 from rich.console import Console, ConsoleOptions
 from rich.live import Live
 from rich.text import Text
 
+from mingpt.observe.console import fitting
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptFailed,
@@ -34,9 +34,7 @@ class Fields:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         for fields, style in self.lines:
-            lengths = accumulate(len(field) + 2 for field in fields)
-            fit = [field for field, length in zip(fields, lengths, strict=True) if length - 2 <= options.max_width]
-            yield Text("  ".join(fit or fields[:1]), style, no_wrap=True, overflow="ellipsis")
+            yield Text(fitting(fields, options.max_width), style, no_wrap=True, overflow="ellipsis")
 
 
 class LiveLine:
