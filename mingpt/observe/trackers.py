@@ -33,19 +33,45 @@ from mingpt.observe.events import (
     StepSkipped,
 )
 from mingpt.observe.runfile import RunFile
-from mingpt.observe.tags import tag
 from mingpt.observe.trace import read_trace
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.snapshot.hot import run_id
 
 PROJECT = "mingpt"  # where the environment names none
 END_SECONDS = 20.0  # for all trackers, at the end of an attempt
-SAMPLE = tag("sample")  # the texts of train.sample_every
 PART_ROWS = 4096  # of an event file: less than a megabyte
 FINISHED, STOPPED, FAILED = "FINISHED", "KILLED", "FAILED"
 
+# What each figure of the metrics is called in a tracker, in groups as everybody has them. The metrics keep plain names:
+# users read the files of all versions.
+TAGS = {
+    "loss": "train/loss",
+    "lr": "train/lr",
+    "grad_norm": "train/grad_norm",
+    "tokens_seen": "train/tokens_seen",
+    "skipped_in_a_row": "train/skipped_in_a_row",
+    "sample": "train/sample",
+    "val_loss": "val/loss",
+    "val_accuracy": "val/accuracy",
+    "val_bits_per_byte": "val/bits_per_byte",
+    "val_tokens": "val/tokens",
+    "val_share": "val/share",
+    "tokens_per_second": "perf/tokens_per_second",
+    "step_seconds": "perf/step_seconds",
+    "seconds_left": "perf/seconds_left",
+    "mfu": "perf/mfu",
+    "peak_memory": "system/peak_memory",
+    "world_size": "system/world_size",
+}
+SAMPLE = TAGS["sample"]  # the texts of train.sample_every
+
 Row = tuple[int, Mapping[str, Any]]  # step; numbers by tag, or a text
 Write = Callable[[Row], None]
+
+
+def tag(name: str) -> str:
+    # Of a component of a mixture. No further slash: MLflow's folder has a file `val/loss`, which can't be a folder, too.
+    return f"val/loss_{name.removeprefix('val_loss/')}" if name.startswith("val_loss/") else TAGS[name]
 
 
 @dataclass
@@ -152,7 +178,7 @@ def wandb(about: About) -> Iterator[Write]:
         # x_disable_meta: no command line, which may hold secrets, and nothing of the machine
         settings=client.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True),
     )
-    run.define_metric(tag("val_loss"), summary="min,last")  # a table of runs shows both
+    run.define_metric(TAGS["val_loss"], summary="min,last")  # a table of runs shows both
     last = run.step - 1  # the server knows; offline, nobody does but the attempts before
     if run.offline and before:
         traces = read_trace(about.run_dir).items()
@@ -181,7 +207,7 @@ def mlflow(about: About) -> Iterator[Write]:
     else:  # parameters can't be changed later; a resume's are in the snapshots' history
         id = client.create_run(experiment, tags={"mingpt.run_id": about.id}, run_name=about.name).info.run_id
         client.log_batch(id, params=[Param(key, str(value)[:500]) for key, value in about.settings().items()])
-    before = client.get_metric_history(id, tag("loss")) if runs else []
+    before = client.get_metric_history(id, TAGS["loss"]) if runs else []
 
     def write(row: Row) -> None:
         now, (step, values) = int(time.time() * 1000), row

@@ -36,9 +36,8 @@ from mingpt.observe.events import (
     StepSkipped,
 )
 from mingpt.observe.runfile import RunFile
-from mingpt.observe.tags import TAGS, tag
 from mingpt.observe.trace import Trace
-from mingpt.observe.trackers import About, Trackers
+from mingpt.observe.trackers import TAGS, About, Trackers, tag
 from node_kit import wait_until
 from paths_kit import ROOT
 from told import Told
