@@ -70,7 +70,7 @@ Write = Callable[[Row], None]
 
 
 def tag(name: str) -> str:
-    # Of a component of a mixture. No further slash: MLflow's folder has a file `val/loss`, which can't be a folder, too.
+    # A mixture's component has no further slash: MLflow's folder has a file `val/loss`, which can't be a folder, too.
     return f"val/loss_{name.removeprefix('val_loss/')}" if name.startswith("val_loss/") else TAGS[name]
 
 
