@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from mingpt.cli.console import as_lines, columns, complain, shortened
-from mingpt.config.configfile import NAME, read_config
+from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
 from mingpt.errors import OF_ONE
 from mingpt.files.folder import Folder
@@ -45,8 +45,7 @@ def _row(url: str) -> Row | None:
             config = read_config(url)
             return row | {"state": NOT_STARTED, "config": config} if config else None
         complain(str(error))
-        is_run = {NAME, SNAPSHOTS} & Folder(url).entries().keys()
-        return row | {"state": UNREADABLE, "config": {}} if is_run else None
+        return row | {"state": UNREADABLE, "config": {}}
 
 
 def went(run: Run) -> Row:
@@ -77,8 +76,8 @@ def _name(url: str) -> str:
 
 def table(found: list[Row]) -> str:
     """For a terminal or a log. What rows have besides the columns stands behind them."""
-    names = dict.fromkeys(COLUMNS) | dict.fromkeys(key for row in found for key in row if key not in INNER)
-    lines = columns([[*names], *([_cell(row.get(name)) for name in names] for row in found)])
+    names = [name for name in found[0] if name not in INNER]
+    lines = columns([names, *([_cell(row[name]) for name in names] for row in found)])
     measured_on = {(row["val_tokens"], row["val_share"]) for row in found if row["val_loss"] is not None}
     return as_lines([*lines, *([OTHER_PARTS] if len(measured_on) > 1 else [])])
 

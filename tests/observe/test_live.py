@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console, Group
+from rich.console import Console
 
 from mingpt.observe.console import step_line
 from mingpt.observe.events import (
@@ -37,10 +37,10 @@ DONE = StepDone(
 
 def shown(live: LiveLine, width: int) -> str:
     """What a terminal of this width shows."""
-    console = Console(file=io.StringIO(), width=width)
-    console.print(Group(live.draw()))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    live.console.width = width
+    with live.console.capture() as screen:
+        live.console.print(live.draw())
+    return screen.get()
 
 
 def test_what_counts_most_is_seen_in_a_narrow_window_too(told: Told) -> None:
