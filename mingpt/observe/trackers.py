@@ -42,36 +42,25 @@ END_SECONDS = 20.0  # for all trackers, at the end of an attempt
 PART_ROWS = 4096  # of an event file: less than a megabyte
 FINISHED, STOPPED, FAILED = "FINISHED", "KILLED", "FAILED"
 
-# What each figure of the metrics is called in a tracker, in groups as everybody has them. The metrics keep plain names:
+# The figures of the metrics by the group that each is shown in, as everybody has them. The metrics keep plain names:
 # users read the files of all versions.
-TAGS = {
-    "loss": "train/loss",
-    "lr": "train/lr",
-    "grad_norm": "train/grad_norm",
-    "tokens_seen": "train/tokens_seen",
-    "skipped_in_a_row": "train/skipped_in_a_row",
-    "sample": "train/sample",
-    "val_loss": "val/loss",
-    "val_accuracy": "val/accuracy",
-    "val_bits_per_byte": "val/bits_per_byte",
-    "val_tokens": "val/tokens",
-    "val_share": "val/share",
-    "tokens_per_second": "perf/tokens_per_second",
-    "step_seconds": "perf/step_seconds",
-    "seconds_left": "perf/seconds_left",
-    "mfu": "perf/mfu",
-    "peak_memory": "system/peak_memory",
-    "world_size": "system/world_size",
+GROUPS = {
+    "train": ("loss", "lr", "grad_norm", "tokens_seen", "skipped_in_a_row", "sample"),
+    "val": ("val_loss", "val_accuracy", "val_bits_per_byte", "val_tokens", "val_share"),
+    "perf": ("tokens_per_second", "step_seconds", "seconds_left", "mfu"),
+    "system": ("peak_memory", "world_size"),
 }
-SAMPLE = TAGS["sample"]  # the texts of train.sample_every
 
 Row = tuple[int, Mapping[str, Any]]  # step; numbers by tag, or a text
 Write = Callable[[Row], None]
 
 
 def tag(name: str) -> str:
-    # A mixture's component has no further slash: MLflow's folder has a file `val/loss`, which can't be a folder, too.
-    return f"val/loss_{name.removeprefix('val_loss/')}" if name.startswith("val_loss/") else TAGS[name]
+    """What a figure of the metrics is called in a tracker: `loss` is `train/loss`, `val_loss/web` is `val/loss_web`."""
+    figure = name.partition("/")[0]  # without the component of a mixture
+    [group] = [group for group, figures in GROUPS.items() if figure in figures]
+    # No second slash: MLflow's folder has a file `val/loss`, which can't be a folder, too.
+    return f"{group}/{name.removeprefix('val_').replace('/', '_')}"
 
 
 @dataclass
@@ -149,8 +138,8 @@ def tensorboard(about: About) -> Iterator[Write]:
                 add(summary=hparams(about.settings(), {})[1])
         rows += 1
         step, values = row
-        if text := values.get(SAMPLE):  # Markdown, in which indented lines stay as they are
-            add(step=step, summary=of_text(SAMPLE, indent(text, "    ")))
+        if text := values.get(tag("sample")):  # Markdown, in which indented lines stay as they are
+            add(step=step, summary=of_text(tag("sample"), indent(text, "    ")))
         else:
             add(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
 
@@ -178,7 +167,7 @@ def wandb(about: About) -> Iterator[Write]:
         # x_disable_meta: no command line, which may hold secrets, and nothing of the machine
         settings=client.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True),
     )
-    run.define_metric(TAGS["val_loss"], summary="min,last")  # a table of runs shows both
+    run.define_metric(tag("val_loss"), summary="min,last")  # a table of runs shows both
     last = run.step - 1  # the server knows; offline, nobody does but the attempts before
     if run.offline and before:
         traces = read_trace(about.run_dir).items()
@@ -207,7 +196,7 @@ def mlflow(about: About) -> Iterator[Write]:
     else:  # parameters can't be changed later; a resume's are in the snapshots' history
         id = client.create_run(experiment, tags={"mingpt.run_id": about.id}, run_name=about.name).info.run_id
         client.log_batch(id, params=[Param(key, str(value)[:500]) for key, value in about.settings().items()])
-    before = client.get_metric_history(id, TAGS["loss"]) if runs else []
+    before = client.get_metric_history(id, tag("loss")) if runs else []
 
     def write(row: Row) -> None:
         now, (step, values) = int(time.time() * 1000), row
@@ -268,7 +257,7 @@ class Trackers:
             case Sampled():
                 # The others show no text.
                 for name in {"tensorboard", "wandb"} & self._all.keys():
-                    self._all[name].put((event.step, {SAMPLE: event.text}))
+                    self._all[name].put((event.step, {tag("sample"): event.text}))
             case StepSkipped():
                 self._put(event.step, skipped_in_a_row=event.in_a_row)
             case AttemptEnded() | AttemptFailed():
