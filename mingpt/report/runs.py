@@ -1,73 +1,24 @@
-"""The runs in a folder, as a table: in which settings they differ, and how each one went."""
+"""The runs in a folder with the settings in which they differ."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mingpt.cli.console import as_lines, columns, complain
 from mingpt.compose.stored import is_below
-from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
-from mingpt.errors import OF_ONE
-from mingpt.files.folder import Folder
-from mingpt.history.history import NOTHING
-from mingpt.report.reading import Run
+from mingpt.report.listing import rows as listed
 
 OWN = ("run", "snapshot.dir")  # what differs between any two runs
-COLUMNS = ("state", "step", "loss", "val_loss", "val_tokens", "val_share")
-NOT_STARTED, UNREADABLE = "not started", "can't be read"  # the states of runs that have no figures
-OTHER_PARTS = (
-    "WARNING: these validation losses can't be compared: they were measured on other parts of the split (val_tokens, "
-    "val_share; –: not recorded). `mingpt evaluate RUN` takes all of it."
-)
-
-
-def runs_in(folder: str) -> dict[str, dict[str, Any]]:
-    """The config of each run that lies directly in a folder, by its name; anybody may have written it."""
-    found = dict[str, dict[str, Any]]()
-    for name in Folder(folder, "DIR").subfolders():
-        try:
-            if config := read_config(f"{folder.rstrip('/')}/{name}"):
-                found[name] = config
-        except OF_ONE as error:
-            complain(str(error))
-    return found
 
 
 def rows(folder: str) -> list[dict[str, Any]]:
-    """A row for each run of a folder, the lowest validation loss first. Of the settings, those that all runs have."""
-    known = {name: dict(leaves(config)) for name, config in runs_in(folder).items()}
-    keys = [key for key in next(iter(known.values()), {}) if not is_below(key, OWN)]
-    shared = [key for key in keys if all(key in values for values in known.values())]
-    differ = [key for key in shared if len({str(values[key]) for values in known.values()}) > 1]
-    found = [
-        {"run": name} | _went(f"{folder.rstrip('/')}/{name}") | {key: values[key] for key in differ}
-        for name, values in known.items()
-    ]
+    """A row for each run of a folder, the newest first. Of the settings, those that all runs have."""
+    found = listed(folder)
+    known = [dict(leaves(row["config"])) for row in found if row["config"]]
+    keys = [key for key in next(iter(known), {}) if not is_below(key, OWN)]
+    shared = [key for key in keys if all(key in values for values in known)]
+    differ = [key for key in shared if len({str(values[key]) for values in known}) > 1]
+    return [row | {key: dict(leaves(row["config"])).get(key) for key in differ} for row in found]
+
+
+def best_first(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By validation loss."""
     return sorted(found, key=lambda r: r["val_loss"] if isinstance(r["val_loss"], (int, float)) else float("inf"))
-
-
-def _went(run_dir: str) -> dict[str, Any]:
-    """How a run went, along the line of attempts that it is on."""
-    try:
-        run = Run(run_dir)
-        tokens, share = run.past.validated_on
-        losses = {key: run.past.last_of(key) for key in ("loss", "val_loss")}
-    except OF_ONE as error:
-        state = NOT_STARTED if NOTHING in str(error) else UNREADABLE
-        if state == UNREADABLE:
-            complain(str(error))
-        return dict.fromkeys(COLUMNS) | {"state": state, "step": 0}
-    ended = run.attempts[-1].end if run.attempts else None
-    return {"state": ended, "step": run.last_step, **losses, "val_tokens": tokens, "val_share": share}
-
-
-def table(found: Sequence[Mapping[str, Any]]) -> str:
-    """For a terminal or a log."""
-    names = dict.fromkeys(key for row in found for key in row)
-    lines = columns([[*names], *([_cell(row.get(name)) for name in names] for row in found)])
-    measured_on = {(row["val_tokens"], row["val_share"]) for row in found if row["val_loss"] is not None}
-    return as_lines([*lines, *([OTHER_PARTS] if len(measured_on) > 1 else [])])
-
-
-def _cell(value: object) -> str:
-    return "–" if value in (None, "") else f"{value:.6g}" if isinstance(value, float) else str(value)

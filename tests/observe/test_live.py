@@ -1,17 +1,20 @@
 """The live display of a terminal, and what a machine could do."""
 
 import io
+import math
 import os
 import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console, Group
+from rich.console import Console
 
+from mingpt.observe.console import step_line
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptStarted,
@@ -25,6 +28,7 @@ from mingpt.observe.events import (
 from mingpt.observe.live import LiveLine
 from mingpt.observe.speed import peak_flops
 from tests.kits.run_kit import TINY
+from tests.kits.told import Told
 
 DONE = StepDone(
     200, 3.0, 1.0, tokens_per_second=8192.0, tokens_seen=819_200, seconds_left=400.0, peak_memory=2**31, mfu=0.25
@@ -33,10 +37,10 @@ DONE = StepDone(
 
 def shown(live: LiveLine, width: int) -> str:
     """What a terminal of this width shows."""
-    console = Console(file=io.StringIO(), width=width)
-    console.print(Group(live.draw()))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    live.console.width = width
+    with live.console.capture() as screen:
+        live.console.print(live.draw())
+    return screen.get()
 
 
 def test_what_counts_most_is_seen_in_a_narrow_window_too() -> None:
@@ -65,6 +69,28 @@ def test_what_counts_most_is_seen_in_a_narrow_window_too() -> None:
         [f"{done}  loss 3.0000  val 3.2500", lost],
         [f"{done}  loss 3.0000  val 3.0000  {speed}", f"{lost}  (in memory 190)  {machine}"],
     ]
+
+
+LONG = StepDone(
+    98_765, 10.1234, 123.45, lr=6e-4, tokens_per_second=1_234_567.0, tokens_seen=51_200_000_000, seconds_left=85_000.0,
+    peak_memory=70 * 2**30, mfu=0.456,
+)  # fmt: skip
+
+
+def test_a_line_of_a_long_run_has_whole_fields_in_the_order_in_which_they_count(told: Told) -> None:
+    """At the usual widths of a window, and in a log, whose lines have less than 100 columns."""
+    live = LiveLine(Console(file=io.StringIO()))
+    for event in (
+        AttemptStarted(12, 0, 600_000, 64, "NVIDIA H100 80GB HBM3", "n1"),
+        LONG,
+        Evaluated(98_000, 3.25, 3.125),
+    ):
+        live.on(event)
+    live.live.stop()
+    lines = [line for width in (80, 100, 120) for line in shown(live, width).splitlines()]
+    lines += [step_line(replace(LONG, grad_norm=norm), 600_000) for norm in (1.0, math.nan)]
+    assert max(map(len, lines[-2:])) < 100
+    told(lines)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_the_table_of_a_folder_follows_the_line_that_a_run_is_on() -> None:
     Path("runs/c3").mkdir()
     Path("runs/c3/config.yaml").write_text("seed: 3\n")
     found = table_of("runs")
-    assert [*found["a1"]] == ["run", "state", "step", "loss", "val_loss", "val_tokens", "val_share", "seed"]
+    assert [*found["a1"]] == ["run", "state", "date", "model", "step", "loss", "val_loss", "val_share", "seed"]
     assert (found["a1"]["state"], found["a1"]["step"], found["a1"]["val_loss"]) == ("finished", "30", "1.25")
     assert (found["b2"]["state"], found["b2"]["step"], found["b2"]["val_loss"]) == ("rewind", "20", "1.5")
     assert found["b2"]["loss"] == f"{loss_of(20):.6g}"
@@ -256,8 +256,9 @@ def test_the_page_is_written_into_a_local_run_or_here_and_the_run_stays_as_it_is
     assert Path("report.html").read_text().replace(stored, "a") == page
 
 
-@pytest.mark.parametrize("arguments", ["nowhere", ".", "run " * 11, "run --out run/metrics", "linked"])
+@pytest.mark.parametrize("arguments", ["nowhere", "empty", "run " * 11, "run --out run/metrics", "linked"])
 def test_problems_of_the_user_end_with_64(arguments: str, tmp_path: Path, told: Told) -> None:
+    Path("empty").mkdir()
     for name in ("run", "linked"):
         three_attempts(name)
     Path("linked/config.yaml").symlink_to("secret")
