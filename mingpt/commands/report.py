@@ -5,15 +5,13 @@ from pathlib import Path
 
 from mingpt.cli.console import say
 from mingpt.config.configfile import NAME
-from mingpt.errors import FINISHED, UserError
+from mingpt.errors import FINISHED
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import write_whole
 from mingpt.files.storage import place
 from mingpt.report.page import page
 from mingpt.report.reading import Run
 from mingpt.report.runs import NOT_STARTED, UNREADABLE, rows, table
-
-MOST_RUNS = 10  # as many as there are colours
 
 
 def report_command(options: Namespace) -> int:
@@ -23,8 +21,6 @@ def report_command(options: Namespace) -> int:
         if options.out is None:
             return FINISHED
         urls = [f"{urls[0].rstrip('/')}/{row['run']}" for row in found if row["state"] not in (NOT_STARTED, UNREADABLE)]
-    if len(urls) > MOST_RUNS:
-        raise UserError(f"{len(urls)} runs: a report shows at most {MOST_RUNS}: give fewer")
     runs = [Run(url) for url in urls]
     out = options.out or _beside(runs)
     with place("--out", str(out)):

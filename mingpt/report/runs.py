@@ -6,13 +6,12 @@ from typing import Any
 from mingpt.cli.console import as_lines, columns, complain
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
-from mingpt.config.stored import is_below
 from mingpt.errors import OF_ONE
 from mingpt.files.folder import Folder
 from mingpt.history.history import NOTHING
 from mingpt.report.reading import Run
+from mingpt.report.settings import differing
 
-OWN = ("run", "snapshot.dir")  # what differs between any two runs
 COLUMNS = ("state", "step", "loss", "val_loss", "val_tokens", "val_share")
 NOT_STARTED, UNREADABLE = "not started", "can't be read"  # the states of runs that have no figures
 OTHER_PARTS = (
@@ -34,29 +33,29 @@ def runs_in(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def rows(folder: str) -> list[dict[str, Any]]:
-    """A row for each run of a folder, the lowest validation loss first. Of the settings, those that all runs have."""
-    known = {name: dict(leaves(config)) for name, config in runs_in(folder).items()}
-    keys = [key for key in next(iter(known.values()), {}) if not is_below(key, OWN)]
-    shared = [key for key in keys if all(key in values for values in known.values())]
-    differ = [key for key in shared if len({str(values[key]) for values in known.values()}) > 1]
-    found = [
-        {"run": name} | _went(f"{folder.rstrip('/')}/{name}") | {key: values[key] for key in differ}
-        for name, values in known.items()
-    ]
+    """A row for each run of a folder, the lowest validation loss first; of the settings, those that `differing` names."""
+    configs = runs_in(folder)
+    keys, found = differing([*configs.values()]), list[dict[str, Any]]()
+    for name, config in configs.items():
+        values = dict(leaves(config))
+        found.append({"run": name} | _went(f"{folder.rstrip('/')}/{name}") | {key: values[key] for key in keys})
     return sorted(found, key=lambda r: r["val_loss"] if isinstance(r["val_loss"], (int, float)) else float("inf"))
 
 
 def _went(run_dir: str) -> dict[str, Any]:
-    """How a run went, along the line of attempts that it is on."""
     try:
-        run = Run(run_dir)
-        tokens, share = run.past.validated_on
-        losses = {key: run.past.last_of(key) for key in ("loss", "val_loss")}
+        return went(Run(run_dir))
     except OF_ONE as error:
         state = NOT_STARTED if NOTHING in str(error) else UNREADABLE
         if state == UNREADABLE:
             complain(str(error))
         return dict.fromkeys(COLUMNS) | {"state": state, "step": 0}
+
+
+def went(run: Run) -> dict[str, Any]:
+    """How a run went, along the line of attempts that it is on, by COLUMNS."""
+    tokens, share = run.past.validated_on
+    losses = {key: run.past.last_of(key) for key in ("loss", "val_loss")}
     ended = run.attempts[-1].end if run.attempts else None
     return {"state": ended, "step": run.last_step, **losses, "val_tokens": tokens, "val_share": share}
 
