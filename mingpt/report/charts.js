@@ -3,12 +3,14 @@
 "use strict";
 
 const runs = JSON.parse(document.getElementById("curves").textContent);
+for (const { curves } of runs) curves.mfu.y = curves.mfu.y.map(share => share * 100);
 const alone = runs.length === 1;
+const shaded = alone && runs[0].bands.length > 1; // one attempt's band would say nothing
 const place = document.getElementById("charts");
 
 const CHARTS = [
-  { key: "loss", title: "Loss", unit: "nats per token", mean: true, most: 0.97, height: 380 },
-  { key: "norm", title: "Gradient norm", unit: "before clipping", mean: true, most: 0.99, height: 220 },
+  { key: "loss", title: "Loss", unit: "nats per token", mean: true, forks: true, most: 0.97, height: 380 },
+  { key: "norm", title: "Gradient norm", unit: "before clipping", mean: true, forks: true, most: 0.99, height: 220 },
   { key: "lr", title: "Learning rate", unit: "of each step", zero: true, height: 220 },
   { key: "speed", title: "Speed", unit: "tokens per second", zero: true, height: 220 },
   { key: "mfu", title: "MFU", unit: "% of the hardware's peak", zero: true, height: 220 },
@@ -54,47 +56,51 @@ function axisOf(run) {
   return known.x.length > 1 ? step => between(known, step) : () => null;
 }
 
-// A mean that forgets: of about `size` points. first: what it begins with, as the mean of many. Skipped steps don't count.
-function means(x, y, size, first, skipped) {
-  const keep = 1 - 2 / (Math.max(1, size) + 1);
-  let sum = first ?? 0, weight = first == null ? 0 : 1;
+// The mean of about `size` points around each one. Skipped steps don't count. Before the first and after the last there
+// are none: near the beginning, where a curve is steep, as many are taken on both sides, near the end those that there are.
+function means({ x, y }, size, skipped) {
+  const sums = [0], counts = [0];
+  y.forEach((value, i) => {
+    const counts_here = skipped.has(x[i]) ? 0 : 1;
+    sums.push(sums[i] + value * counts_here);
+    counts.push(counts[i] + counts_here);
+  });
   return y.map((value, i) => {
-    if (skipped.has(x[i]) && weight) return sum / weight;
-    sum = sum * keep + value * (1 - keep);
-    weight = weight * keep + (1 - keep);
-    return sum / weight;
+    const half = Math.min(Math.floor(size / 2), i), end = Math.min(y.length, i + half + 1);
+    const count = counts[end] - counts[i - half];
+    return count ? (sums[end] - sums[i - half]) / count : value;
   });
 }
 
-// A run's curve by step: each point, and the mean. A fork's begins at its parent's point, if that is in the page.
-function pointsOf(run, key, depth = 0) {
-  let { x, y } = run.curves[key];
-  const { low, high } = run.curves[key];
-  const size = (WINDOWS[chosen.mean] * (x.length - 1)) / Math.max(1, x.at(-1) - x[0]);
+// A run's points by step; before a fork's own those of its parent, if that is in the page: it has them, too.
+function pointsOf(run, chart, depth = 0) {
+  const own = run.curves[chart.key];
+  if (!run.fork || !chart.forks || depth > 20) return own;
+  const { of, step } = run.fork, { x, y } = pointsOf(runs[of], chart, depth + 1);
+  const count = x.filter(at => at <= step).length;
+  return { ...own, x: [...x.slice(0, count), ...own.x], y: [...y.slice(0, count), ...own.y] };
+}
+
+// What is drawn of a run: each point, or the range of each group of them; the mean; where it leaves its parent.
+function linesOf(run, chart) {
+  const points = pointsOf(run, chart), own = run.curves[chart.key], count = points.x.length;
   const skipped = new Set(run.marks.filter(([, kind]) => kind === "skipped").map(([step]) => step));
-  let first = null, raw = { x, y };
-  if (low) {
-    // Each point stands for many steps: the raw line goes through the least and the largest of them.
-    const quarter = (x.at(-1) - x[0]) / x.length / 4;
-    raw = { x: x.flatMap(step => [step - quarter, step + quarter]), y: low.flatMap((value, i) => [value, high[i]]) };
+  const size = (WINDOWS[chosen.mean] * (count - 1)) / Math.max(1, points.x[count - 1] - points.x[0]);
+  const from = Math.max(0, count - own.x.length - 1); // the parent's last point
+  const x = points.x.slice(from), mean = means(points, size, skipped).slice(from);
+  let raw = { x, y: points.y.slice(from) };
+  if (own.low) {
+    const quarter = (own.x.at(-1) - own.x[0]) / own.x.length / 4; // each group: its least, then its largest value
+    raw = { x: own.x.flatMap(step => [step - quarter, step + quarter]), y: own.low.flatMap((low, i) => [low, own.high[i]]) };
   }
-  if (run.fork && depth < 20 && (key === "loss" || key === "norm")) {
-    const parent = pointsOf(runs[run.fork.of], key, depth + 1), at = run.fork.step;
-    if (parent.x.length && parent.x.at(-1) >= at) {
-      first = between({ x: parent.x, y: parent.mean }, at);
-      raw = { x: [at, ...raw.x], y: [between(parent.raw, at), ...raw.y] };
-      const mean = [first, ...means(x, y, size, first, skipped)];
-      return { raw, x: [at, ...x], mean, leaves: [at, first] };
-    }
-  }
-  return { raw, x, mean: means(x, y, size, null, skipped) };
+  return { raw, mean: { x, y: mean }, leaves: run.fork && chart.forks && x.length ? [x[0], mean[0]] : null };
 }
 
 // --- what a chart shows: uPlot's series, each with its own x, put into one table ---
 
 function seriesOf(chart) {
   const tables = [], series = [], leaves = [];
-  function add(run, x, y, spec) {
+  function add(run, { x, y }, spec) {
     const at = axisOf(run), points = x.map((step, i) => [at(step), y[i]]);
     const good = points.filter(([a, b]) => a != null && (a > 0 || !chosen.logX) && (b > 0 || !chart.log));
     if (!good.length) return;
@@ -102,18 +108,16 @@ function seriesOf(chart) {
     series.push({ points: { show: good.length === 1 }, value: (u, value) => number(value), spanGaps: true, ...spec });
   }
   for (const run of runs) {
-    if (!run.curves[chart.key].x.length && !run.fork) continue;
-    const color = run.color, { raw, x, mean, leaves: left } = pointsOf(run, chart.key);
-    const label = alone ? chart.title.toLowerCase() : run.name, smooth = chart.mean && chosen.mean > 0;
-    if (smooth) add(run, raw.x, raw.y, { label, run, stroke: color + "55", width: 1, class: alone ? "each" : "raw" });
-    const what = smooth ? { x, y: mean, label: alone ? `${label}, mean of ${WINDOWS[chosen.mean]} steps` : label } : { ...raw, label };
-    add(run, what.x, what.y, { label: what.label, run, stroke: color, width: 2 });
+    const { raw, mean, leaves: left } = linesOf(run, chart), smooth = chart.mean && chosen.mean > 0;
+    const label = alone ? chart.title.toLowerCase() : run.name, stroke = run.color;
+    if (smooth) add(run, raw, { label, stroke: stroke + "55", width: 1, class: alone ? "each" : "raw" });
+    const name = alone && smooth ? `${label}, mean of ${WINDOWS[chosen.mean].toLocaleString("en")} steps` : label;
+    add(run, smooth ? mean : raw, { label: name, stroke, width: 2 });
     if (left) leaves.push([run, ...left]);
     if (chart.key === "loss") {
-      const other = alone ? "#ea580c" : color;
-      const points = { show: true, size: 7, fill: other, stroke: other };
-      const name = alone ? "validation" : `${run.name}, validation`;
-      add(run, run.curves.val.x, run.curves.val.y, { label: name, run, stroke: other, width: 1.5, dash: [6, 4], points });
+      const stroke = alone ? "#ea580c" : run.color, points = { show: true, size: 7, fill: stroke, stroke };
+      const label = alone ? "validation" : `${run.name}, validation`;
+      add(run, run.curves.val, { label, stroke, width: 1.5, dash: [6, 4], points });
     }
   }
   return { data: tables.length ? uPlot.join(tables) : [[]], series, leaves };
@@ -157,7 +161,7 @@ const css = name => getComputedStyle(document.documentElement).getPropertyValue(
 const into = (u, x) => Math.max(u.bbox.left, Math.min(u.bbox.left + u.bbox.width, u.valToPos(x, "x", true)));
 
 function drawBands(u) {
-  if (!alone || runs[0].bands.length < 2) return;
+  if (!shaded) return;
   const at = axisOf(runs[0]), { ctx, bbox } = u;
   runs[0].bands.forEach(({ first, last, color }) => {
     const left = into(u, at(first) ?? 0), right = into(u, at(last) ?? 0);
@@ -171,9 +175,12 @@ function drawMarks(u) {
   ctx.save();
   ctx.font = `${11 * ratio}px system-ui, sans-serif`;
   ctx.textAlign = "right";
+  let before = -Infinity, down = 0; // the name of one that is close to the one before stands below that one's
   for (const [step, kind] of alone ? runs[0].marks : []) {
     const x = u.valToPos(at(step), "x", true);
     if (!(x >= bbox.left && x <= bbox.left + bbox.width)) continue;
+    if (x - before > 12 * ratio) down = 0;
+    before = x;
     ctx.strokeStyle = ctx.fillStyle = MARKS[kind] ?? css("--soft");
     ctx.setLineDash([4 * ratio, 4 * ratio]);
     ctx.beginPath();
@@ -182,7 +189,8 @@ function drawMarks(u) {
     ctx.stroke();
     ctx.translate(x, bbox.top);
     ctx.rotate(-Math.PI / 2);
-    ctx.fillText(kind, -4 * ratio, -4 * ratio);
+    ctx.fillText(kind, -4 * ratio - down, -5 * ratio);
+    down += ctx.measureText(kind).width + 8 * ratio;
     ctx.setTransform(1, 0, 0, 1, 0, 0);
   }
   ctx.restore();
@@ -241,12 +249,21 @@ function zoom(low, high) {
   following = false;
 }
 
+// What the bands' colors mean.
+function kinds() {
+  const named = new Map(runs[0].bands.map(({ kind, color }) => [kind, color]));
+  const dot = color => { const mark = make("i"); mark.style.background = color; return mark; };
+  return make("span", { className: "kinds" }, ...[...named].map(([kind, color]) => make("span", {}, dot(color), kind)));
+}
+
 function draw(chart) {
   const { data, series, leaves } = seriesOf(chart);
   if (!series.length) return;
   const line = make("p", { className: "soft told" }), box = make("div");
   const card = make("figure", { className: `card ${chart.key}` });
-  card.append(make("figcaption", {}, make("b", {}, chart.title), make("span", { className: "soft" }, ` ${chart.unit}`)), box);
+  const caption = make("figcaption", {}, make("b", {}, chart.title), make("span", { className: "soft" }, ` ${chart.unit}`));
+  if (chart.key === "loss" && shaded) caption.append(kinds());
+  card.append(caption, box);
   place.append(card);
   const ink = () => css("--ink"), grid = { stroke: () => css("--grid"), width: 1 };
   const font = "12px system-ui, sans-serif", axis = { stroke: ink, font, labelFont: font, grid, ticks: grid };

@@ -44,7 +44,7 @@ def _of_run(run: Run, shade: str, runs: Sequence[Run], most: int) -> dict[str, A
         "val": run.curve("val_loss"),
         "lr": run.lr,
         "speed": run.curve("tokens_per_second"),
-        "mfu": run.curve("mfu").times(100),
+        "mfu": run.curve("mfu"),
     }
     parent = run.past.parent
     of = next((i for i, other in enumerate(runs) if other is not run and run.past.is_fork_of(other.past)), None)
@@ -57,6 +57,7 @@ def _of_run(run: Run, shade: str, runs: Sequence[Run], most: int) -> dict[str, A
             "first": account.from_step,
             "last": run.kept[account.attempt],
             "color": kinds.get(account.processes, COLORS[7]),
+            "kind": plain(account.processes),
             "label": plain(f"attempt {account.attempt}: {account.processes} {account.host}"),
         }
         for account in run.on_line[-MARKS:]

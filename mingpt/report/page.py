@@ -9,7 +9,7 @@ import numpy as np
 
 from mingpt.config.keys import leaves
 from mingpt.observe.ledger import Account, duration, goodput_line
-from mingpt.report.curves import color, curves, shades
+from mingpt.report.curves import color, curves, groups, shades
 from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Run
 from mingpt.report.runs import OTHER_PARTS, went
@@ -40,7 +40,7 @@ def _several(runs: Sequence[Run]) -> str:
             number(row["loss"]),
             number(row["val_loss"]),
             _share(row["val_tokens"], row["val_share"]),
-            *(of_run[key] for key in keys),
+            *(_value(of_run[key]) for key in keys),
         )
         for i, (run, row, of_run) in enumerate(zip(runs, shown, values, strict=True))
     ]
@@ -83,7 +83,7 @@ def facts(run: Run) -> dict[str, str]:
     good, last = np.isfinite(validation.values), run.attempts[-1] if run.attempts else None
     losses = zip(validation.values[good].tolist(), validation.steps[good].tolist(), strict=True)
     best = min(losses, default=None)  # of equal ones the first
-    recent = run.loss.values[-RECENT:]
+    _, recent, *_ = groups(run.loss.steps[-RECENT:], run.loss.values[-RECENT:])
     planned = dict(leaves(run.settings)).get("train.max_steps")
     known = {
         "state": row["state"],
@@ -185,14 +185,15 @@ def _samples(run: Run) -> str:
 
 
 def _value(value: object) -> str:
-    return "–" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+    """A setting as YAML has it, more or less; a stranger's may be anything."""
+    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _config(run: Run) -> str:
     """What differs from the defaults, and below it all of it."""
-    settings = run.settings
-    rows = [(key, _value(value), _value(usual)) for key, value, usual in changed(settings)]
+    rows = [(key, _value(value), _value(usual)) for key, value, usual in changed(run.settings)]
     table = f'<div class="card">{table_of(("key", "value", "default"), rows)}</div>' if rows else ""
-    shown = _lines(run.config or (json.dumps(settings, indent=1, ensure_ascii=False) if settings else ""))
+    own = json.dumps(run.manifest.config, indent=1, ensure_ascii=False) if run.manifest else ""
+    shown = _lines(run.config or own)
     whole = f"<details><summary>All keys</summary><pre class='card'>{shown}</pre></details>" if shown else ""
     return f"<h2>Settings that are not the defaults</h2>{table}{whole}" if shown else ""

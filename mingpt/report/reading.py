@@ -23,6 +23,7 @@ from mingpt.snapshot.attempts import REWIND, runs_here
 
 Floats = npt.NDArray[np.float64]
 UNKNOWN = math.nan
+LONGEST_STEP = 1e6  # seconds; more is no step
 RATES = 4000  # steps of which the learning rate is computed: all of them, unless an attempt has more
 
 
@@ -41,9 +42,6 @@ class Curve:
     def from_zero_at(self, step: int) -> "Curve":
         """With a first point, 0 at this step; empty if it has no other."""
         return Curve.of(np.append(self.steps, step), np.append(self.values, 0)) if len(self.steps) else self
-
-    def times(self, factor: float) -> "Curve":
-        return Curve(self.steps, self.values * factor)
 
 
 class Run:
@@ -117,7 +115,8 @@ class Run:
     def hours(self) -> Curve:
         """Of training up to a step: without start-ups, evaluations and snapshots. A fork's begin where it does."""
         pace = self.curve("step_seconds").from_zero_at(self.past.parent.step if self.past.parent else 0)
-        spent = np.nan_to_num(pace.values) * np.diff(pace.steps, prepend=pace.steps[:1])
+        seconds = np.clip(np.nan_to_num(pace.values), 0, LONGEST_STEP)
+        spent = seconds * np.diff(pace.steps, prepend=pace.steps[:1])
         return Curve(pace.steps, np.cumsum(spent) / 3600)
 
     @cached_property
