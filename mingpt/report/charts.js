@@ -3,13 +3,16 @@
 "use strict";
 
 const runs = JSON.parse(document.getElementById("curves").textContent);
-for (const { curves } of runs) curves.mfu.y = curves.mfu.y.map(share => share * 100);
+const css = name => getComputedStyle(document.documentElement).getPropertyValue(name);
+const color = number => css(`--c${number % 10}`);
 const alone = runs.length === 1;
-const shaded = alone && runs[0].bands.length > 1; // one attempt's band would say nothing
+const bands = runs[0].attempts.filter(({ first, last }) => last > first);
+const kinds = [...new Set(bands.map(({ kind }) => kind))]; // of machines, which have a color each
+const shaded = alone && bands.length > 1; // one attempt's band would say nothing
 const place = document.getElementById("charts");
 
 const CHARTS = [
-  { key: "loss", title: "Loss", unit: "nats per token", mean: true, forks: true, most: 0.97, height: 380 },
+  { key: "loss", title: "Loss", unit: "nats per token", mean: true, forks: true, most: 0.95, height: 380 },
   { key: "norm", title: "Gradient norm", unit: "before clipping", mean: true, forks: true, most: 0.99, height: 220 },
   { key: "lr", title: "Learning rate", unit: "of each step", zero: true, height: 220 },
   { key: "speed", title: "Speed", unit: "tokens per second", zero: true, height: 220 },
@@ -49,11 +52,37 @@ function between({ x, y }, at) {
   return y[low] + ((y[high] - y[low]) * (at - x[low])) / (x[high] - x[low]);
 }
 
-// From a step to its place on the x axis; null where the run has not recorded it.
-function axisOf(run) {
-  if (chosen.x === "step") return step => step;
-  const known = run[chosen.x];
-  return known.x.length > 1 ? step => between(known, step) : () => null;
+// From a step to its place on the x axis; null where the run has not recorded it. A fork goes on from its parent's.
+function axisOf(run, depth = 0) {
+  const known = { tokens: run.curves.tokens, hours: run.hours }[chosen.x];
+  if (!known) return step => step;
+  if (known.x.length < 2) return () => null;
+  const before = run.fork && chosen.x === "hours" && depth < 20 ? axisOf(runs[run.fork.of], depth + 1)(run.fork.step) : 0;
+  return step => between(known, step) + before;
+}
+
+// What happened to a run: the step, the kind of it, a sentence.
+function* marksOf(run) {
+  for (const { number, last, end, dropped } of run.attempts)
+    if (dropped) yield [last, "rollback", `went back to step ${last}, and left out batches ${dropped[0]} to ${dropped[1] - 1}`];
+    else if (!["finished", "running"].includes(end)) yield [last, end.split(":")[0], `attempt ${number}: ${end}`];
+  for (const [step, spike] of run.skipped) yield [step, "skipped", `step ${step} was skipped: ${spike ? "a spike" : "not finite"}`];
+}
+
+for (const [i, run] of runs.entries()) {
+  const { mfu, pace, tokens } = run.curves, start = run.fork?.step ?? 0;
+  run.color = color(i);
+  run.marks = [...marksOf(run)].sort(([one], [two]) => one - two);
+  mfu.y = mfu.y.map(share => share * 100);
+  if (tokens.x.length && !start) (tokens.x.unshift(0), tokens.y.unshift(0));
+  // The seconds that a step took, added up.
+  let seconds = 0;
+  run.hours = { x: [start], y: [0] };
+  pace.x.forEach((step, k) => {
+    seconds += pace.y[k] * (step - run.hours.x[k]);
+    run.hours.x.push(step);
+    run.hours.y.push(seconds / 3600);
+  });
 }
 
 // The mean of about `size` points around each one. Skipped steps don't count. Before the first and after the last there
@@ -75,8 +104,10 @@ function means({ x, y }, size, skipped) {
 // A run's points by step; before a fork's own those of its parent, if that is in the page: it has them, too.
 function pointsOf(run, chart, depth = 0) {
   const own = run.curves[chart.key];
-  if (!run.fork || !chart.forks || depth > 20) return own;
-  const { of, step } = run.fork, { x, y } = pointsOf(runs[of], chart, depth + 1);
+  if (!run.fork || depth > 20) return own;
+  const { of, step } = run.fork, before = own.x.filter(at => at <= step).length;
+  if (!chart.forks) return { x: own.x.slice(before), y: own.y.slice(before) };
+  const { x, y } = pointsOf(runs[of], chart, depth + 1);
   const count = x.filter(at => at <= step).length;
   return { ...own, x: [...x.slice(0, count), ...own.x], y: [...y.slice(0, count), ...own.y] };
 }
@@ -84,7 +115,7 @@ function pointsOf(run, chart, depth = 0) {
 // What is drawn of a run: each point, or the range of each group of them; the mean; where it leaves its parent.
 function linesOf(run, chart) {
   const points = pointsOf(run, chart), own = run.curves[chart.key], count = points.x.length;
-  const skipped = new Set(run.marks.filter(([, kind]) => kind === "skipped").map(([step]) => step));
+  const skipped = new Set(run.skipped.map(([step]) => step));
   const size = (WINDOWS[chosen.mean] * (count - 1)) / Math.max(1, points.x[count - 1] - points.x[0]);
   const from = Math.max(0, count - own.x.length - 1); // the parent's last point
   const x = points.x.slice(from), mean = means(points, size, skipped).slice(from);
@@ -157,15 +188,14 @@ function logTicks(u, axis, low, high) {
 
 // --- what lies behind and upon the curves ---
 
-const css = name => getComputedStyle(document.documentElement).getPropertyValue(name);
 const into = (u, x) => Math.max(u.bbox.left, Math.min(u.bbox.left + u.bbox.width, u.valToPos(x, "x", true)));
 
 function drawBands(u) {
   if (!shaded) return;
   const at = axisOf(runs[0]), { ctx, bbox } = u;
-  runs[0].bands.forEach(({ first, last, color }) => {
+  bands.forEach(({ first, last, kind }) => {
     const left = into(u, at(first) ?? 0), right = into(u, at(last) ?? 0);
-    ctx.fillStyle = color + "1f";
+    ctx.fillStyle = color(kinds.indexOf(kind) + 1) + "1f";
     ctx.fillRect(left, bbox.top, right - left, bbox.height);
   });
 }
@@ -215,8 +245,8 @@ function tellCursor(u, line) {
   const { left } = u.cursor, at = axisOf(runs[0]), said = [];
   if (alone && left >= 0) {
     const x = u.posToVal(left, "x");
-    const band = runs[0].bands.find(({ first, last }) => at(first) <= x && x <= at(last));
-    if (band) said.push(band.label);
+    const found = bands.find(({ first, last }) => at(first) <= x && x <= at(last));
+    if (found) said.push(`attempt ${found.number}: ${found.kind} ${found.host}`);
     for (const [step, , words] of runs[0].marks) if (Math.abs(u.valToPos(at(step), "x") - left) < 6) said.push(words);
   }
   line.textContent = said.join("; ") || "\u00a0";
@@ -249,20 +279,14 @@ function zoom(low, high) {
   following = false;
 }
 
-// What the bands' colors mean.
-function kinds() {
-  const named = new Map(runs[0].bands.map(({ kind, color }) => [kind, color]));
-  const dot = color => { const mark = make("i"); mark.style.background = color; return mark; };
-  return make("span", { className: "kinds" }, ...[...named].map(([kind, color]) => make("span", {}, dot(color), kind)));
-}
-
 function draw(chart) {
   const { data, series, leaves } = seriesOf(chart);
   if (!series.length) return;
   const line = make("p", { className: "soft told" }), box = make("div");
   const card = make("figure", { className: `card ${chart.key}` });
   const caption = make("figcaption", {}, make("b", {}, chart.title), make("span", { className: "soft" }, ` ${chart.unit}`));
-  if (chart.key === "loss" && shaded) caption.append(kinds());
+  if (chart.key === "loss" && shaded) caption.append(make("span", { className: "kinds" }, ...kinds.map((kind, i) =>
+    make("span", {}, make("i", { className: `c${i + 1}` }), kind))));
   card.append(caption, box);
   place.append(card);
   const ink = () => css("--ink"), grid = { stroke: () => css("--grid"), width: 1 };

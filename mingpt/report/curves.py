@@ -1,22 +1,25 @@
-"""What the page's charts draw, as JSON: the curves of each run by step, its attempts, and what happened to it."""
+"""What the page's charts draw, as JSON: the curves of each run by step, its attempts, and its skipped steps."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mingpt.observe.ledger import Account
 from mingpt.report.html import plain
 from mingpt.report.reading import Curve, Floats, Run
 
-COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#ec4899", "#14b8a6", "#94a3b8", "#84cc16", "#d97706")
 POINTS = 4000  # of a curve, more than a screen has pixels; a longer one is drawn as mean and range of as many groups
 ALL_POINTS = 40_000  # of all runs together
 LARGEST = 1e30  # of a value that is drawn, so that no sum overflows
-MARKS = 200  # attempts, and marks, that are drawn
-
-
-def color(number: int) -> str:
-    return COLORS[number % len(COLORS)]
+LOGGED = {
+    "val": "val_loss",
+    "speed": "tokens_per_second",
+    "mfu": "mfu",
+    "tokens": "tokens_seen",
+    "pace": "step_seconds",
+}
+MARKS = 200  # attempts that are drawn, and skipped steps
 
 
 def groups(x: Floats, y: Floats, most: int = POINTS) -> tuple[Floats, Floats, Floats, Floats]:
@@ -32,52 +35,40 @@ def groups(x: Floats, y: Floats, most: int = POINTS) -> tuple[Floats, Floats, Fl
 
 
 def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Of each run: name, color, its curves by step, tokens and hours by step, bands (attempts), marks, and its fork."""
+    """Of each run: its curves by step, its attempts, its skipped steps, and which of the others it was forked from."""
     most = min(POINTS, ALL_POINTS // len(runs) + 1)
-    return [_of_run(run, color(i), runs, most) for i, run in enumerate(runs)]
+    return [_of_run(run, runs, most) for run in runs]
 
 
-def _of_run(run: Run, shade: str, runs: Sequence[Run], most: int) -> dict[str, Any]:
-    drawn = {
-        "loss": run.loss,
-        "norm": run.norm,
-        "val": run.curve("val_loss"),
-        "lr": run.lr,
-        "speed": run.curve("tokens_per_second"),
-        "mfu": run.curve("mfu"),
-    }
-    parent = run.past.parent
+def _of_run(run: Run, runs: Sequence[Run], most: int) -> dict[str, Any]:
+    drawn = {"loss": run.loss, "norm": run.of_each_step("norm", "grad_norm"), "lr": run.lr}
+    drawn |= {name: run.curve(key) for name, key in LOGGED.items()}
+    parent, skipped = run.past.parent, list[tuple[int, bool]]()
     of = next((i for i, other in enumerate(runs) if other is not run and run.past.is_fork_of(other.past)), None)
-    before = 0.0
-    if of is not None and parent and len((earlier := runs[of].hours).steps):
-        before = float(np.interp(parent.step, earlier.steps, earlier.values))
-    kinds = shades(run)
-    bands = [
-        {
-            "first": account.from_step,
-            "last": run.kept[account.attempt],
-            "color": kinds.get(account.processes, COLORS[7]),
-            "kind": plain(account.processes),
-            "label": plain(f"attempt {account.attempt}: {account.processes} {account.host}"),
-        }
-        for account in run.on_line[-MARKS:]
-    ]
+    for row in run.past.metrics:
+        if isinstance(bad := row.get("skipped"), dict):
+            skipped.append((row["step"], bad.get("spike") is True))
     return {
         "name": plain(run.name, 40),
-        "color": shade,
         "curves": {name: _points(curve, most) for name, curve in drawn.items()},
-        "tokens": _points(run.tokens, most),
-        "hours": _points(Curve(run.hours.steps, run.hours.values + before), most),
-        "bands": bands,
-        "marks": [(step, plain(kind), plain(words)) for step, kind, words in run.marks[-MARKS:]],
-        "fork": None if of is None or parent is None else {"of": of, "step": parent.step},
+        "attempts": [_of_attempt(run, account) for account in run.attempts[-MARKS:]],
+        "skipped": skipped[-MARKS:],
+        "fork": {"of": of, "step": parent.step} if parent and of is not None else None,
     }
 
 
-def shades(run: Run) -> dict[str, str]:
-    """A color for each number of processes and kind of machine that the run had."""
-    kinds = dict.fromkeys(account.processes for account in run.attempts if account.processes)
-    return {kind: color(i + 1) for i, kind in enumerate(kinds)}
+def _of_attempt(run: Run, account: Account) -> dict[str, Any]:
+    """first, last: the steps that the run kept of it, none if they are equal. dropped: batches, of a rollback."""
+    claim = run.past.claims.get(account.attempt)
+    return {
+        "number": account.attempt,
+        "first": account.from_step,
+        "last": run.kept[account.attempt],
+        "kind": plain(account.processes),
+        "host": plain(account.host),
+        "end": plain(account.end),
+        "dropped": claim and claim.dropped,
+    }
 
 
 def _points(curve: Curve, most: int) -> dict[str, list[float]]:

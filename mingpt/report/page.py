@@ -1,21 +1,22 @@
 """The report as one HTML page, which loads nothing (see html.py): tables, and what charts.js draws above them."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 import numpy as np
 
-from mingpt.config.keys import leaves
+from mingpt.config.keys import leaves, value_of
 from mingpt.observe.ledger import Account, duration, goodput_line
-from mingpt.report.curves import color, curves, groups, shades
+from mingpt.report.curves import curves, groups
 from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Run
-from mingpt.report.runs import OTHER_PARTS, went
-from mingpt.report.settings import changed, differing
+from mingpt.report.runs import OTHER_PARTS, measured_apart, went
+from mingpt.report.settings import differing, with_defaults
 
 SAMPLES = 20  # texts that are shown
+MEASURED = {"val_loss": "validation loss", "val_bits_per_byte": "bits per byte", "val_accuracy": "accuracy"}
+MEASURED_ON = "measured on (of the split)"
 RECENT = 50  # steps that the loss in the head is the mean of: that of one step is noise
 # The charts are drawn into it.
 CHARTS = '<div id="charts"><noscript><p>Without scripts, this page has its tables only.</p></noscript></div>'
@@ -31,10 +32,10 @@ def _several(runs: Sequence[Run]) -> str:
     settings = [run.settings for run in runs]
     values, keys = [dict(leaves(config)) for config in settings], differing(settings)
     shown = [went(run) for run in runs]
-    head = ["run", "state", "step", "loss", "validation loss", "measured on", *keys]
+    head = ["run", "state", "step", "loss", "validation loss", MEASURED_ON, *keys]
     rows = [
         (
-            Html(f"{_dot(color(i))}{text(run.name)}{_forked(run)}"),
+            Html(f"{_dot(i)}{text(run.name)}{_forked(run)}"),
             row["state"],
             f"{row['step']:,}",
             number(row["loss"]),
@@ -44,26 +45,24 @@ def _several(runs: Sequence[Run]) -> str:
         )
         for i, (run, row, of_run) in enumerate(zip(runs, shown, values, strict=True))
     ]
-    measured_on = {(row["val_tokens"], row["val_share"]) for row in shown if row["val_loss"] is not None}
-    warning = f"<p>{text(OTHER_PARTS, 400)}</p>" if len(measured_on) > 1 else ""
+    warning = f"<p>{text(OTHER_PARTS, 400)}</p>" if measured_apart(shown) else ""
     table = f'<div class="card">{table_of(head, rows, "sortable")}</div>'
     return f"<h1>{len(runs)} runs</h1>{warning}{CHARTS}{table}"
 
 
 def _forked(run: Run) -> Html:
     parent = run.past.parent
-    return text(f", forked from {parent.run} after step {parent.step:,}") if parent else Html("")
+    return Html(f' <span class="soft">from {text(parent.run)}@{parent.step}</span>') if parent else Html("")
 
 
 def _one(run: Run) -> str:
-    colors = shades(run)
-    return "".join(
-        (_head(run), CHARTS, _samples(run), _time(run), _evaluations(run), _attempts(run, colors), _config(run))
-    )
+    pair = f'<div class="pair"><section>{_time(run)}</section><section>{_evaluations(run)}</section></div>'
+    return "".join((_head(run), CHARTS, _samples(run), pair, _attempts(run), _config(run)))
 
 
-def _dot(shade: str) -> Html:
-    return Html(f'<i style="background:{shade}"></i>')
+def _dot(number: int, style: str = "") -> Html:
+    """In one of the ten colors of page.css, which charts.js draws in, too."""
+    return Html(f'<i class="c{number % 10}" style="{style}"></i>')
 
 
 def number(value: object) -> str:
@@ -73,25 +72,26 @@ def number(value: object) -> str:
     return f"{value:.4f}" if abs(value) < 1e6 else f"{float(value):.3e}"
 
 
-def _share(tokens: float | None, share: float | None) -> str:
-    return "–" if tokens is None or share is None else f"{tokens:,.0f} tokens, {share:.1%} of the split"
+def _share(tokens: object, share: object) -> str:
+    known = isinstance(tokens, float) and isinstance(share, float)
+    return f"{tokens:,.0f} tokens, {share:.1%}" if known else "–"
 
 
 def facts(run: Run) -> dict[str, str]:
     """The run in a few figures, those that are known."""
-    row, validation, tokens = went(run), run.comparable, run.tokens
-    good, last = np.isfinite(validation.values), run.attempts[-1] if run.attempts else None
-    losses = zip(validation.values[good].tolist(), validation.steps[good].tolist(), strict=True)
-    best = min(losses, default=None)  # of equal ones the first
+    row, tokens = went(run), run.past.last_of("tokens_seen")
+    last = run.attempts[-1] if run.attempts else None
+    measured = ((row["val_loss"], row["step"]) for row in run.past.validations() if isinstance(row["val_loss"], float))
+    best = min(measured, default=None)  # of equal ones the first
     _, recent, *_ = groups(run.loss.steps[-RECENT:], run.loss.values[-RECENT:])
-    planned = dict(leaves(run.settings)).get("train.max_steps")
+    planned = value_of("train.max_steps", run.settings)
     known = {
         "state": row["state"],
         "step": f"{row['step']:,}" + (f" of {planned:,}" if type(planned) is int else ""),
         f"loss, mean of {len(recent)} steps": number(float(np.mean(recent))) if len(recent) else None,
         "best validation loss": best and f"{best[0]:.4f} at step {best[1]:,.0f}",
-        "validated on": None if row["val_share"] is None else _share(row["val_tokens"], row["val_share"]),
-        "tokens seen": f"{tokens.values[-1]:,.0f}" if len(tokens.steps) else None,
+        MEASURED_ON: None if row["val_share"] is None else _share(row["val_tokens"], row["val_share"]),
+        "tokens seen": f"{tokens:,}" if type(tokens) is int else None,
         "parameters": f"{run.parameters:,}" if run.parameters else None,
         "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
         "machine": f"{last.processes} {last.host}".strip() if last and last.processes else None,
@@ -120,14 +120,13 @@ def _moment(at: float) -> str:
         return "–"
 
 
-def _attempts(run: Run, colors: Mapping[str, str]) -> str:
+def _attempts(run: Run) -> str:
     def row(a: Account) -> tuple[object, ...]:
-        where = Html(f"{_dot(colors[a.processes])}{text(a.processes)}") if a.processes else "–"
         kept = run.kept[a.attempt]
         steps = f"{a.from_step + 1:,} to {kept:,}" if kept > a.from_step else f"none, from {a.from_step:,}"
         spent = a.until - a.started
         lasted = duration(spent) if math.isfinite(spent) else "–"
-        return a.attempt, steps, where, a.host or "–", _moment(a.started), lasted, a.end or "–"
+        return a.attempt, steps, a.processes or "–", a.host or "–", _moment(a.started), lasted, a.end or "–"
 
     head = ("attempt", "steps kept", "processes", "host", "started (UTC)", "time", "end")
     kept = f"Snapshots there: {text(', '.join(map(str, run.past.steps)), 300)}." if run.past.steps else ""
@@ -140,33 +139,33 @@ def _time(run: Run) -> str:
     """One bar of all the time that attempts ran, and what its parts are."""
     if not run.ledger:
         return ""
-    parts = [(name, spent) for name, spent in run.ledger.groups().items() if spent > 0]
-    whole = sum(spent for _, spent in parts) or 1
-    bar = "".join(f'<i style="flex:{spent / whole:.4f};background:{color(i)}"></i>' for i, (_, spent) in enumerate(parts))
-    rows = [
-        (Html(f"{_dot(color(i))}{text(name)}"), f"{spent:.1f} s" if spent < 60 else duration(spent), f"{spent / whole:.1%}")
-        for i, (name, spent) in enumerate(parts)
-    ]
+    bar, rows = "", list[tuple[object, ...]]()
+    whole = sum(run.ledger.groups().values()) or 1
+    for i, (name, spent) in enumerate(run.ledger.groups().items()):
+        if not (share := spent / whole):
+            continue
+        bar += _dot(i, f"flex:{share:.4f}")
+        lasted = f"{spent:.1f} s" if spent < 60 else duration(spent)
+        rows.append((Html(f"{_dot(i)}{text(name)}"), lasted, f"{share:.1%}"))
     table = table_of(("phase", "time", "share"), rows)
     return f'<h2>Where the time went</h2><div class="card"><div class="bar">{bar}</div>{table}</div>'
 
 
 def _evaluations(run: Run) -> str:
-    """The newest first; only columns of which something is known."""
+    """The newest first."""
     found = [row for row in reversed(run.past.metrics) if "val_loss" in row]
     if not found:
         return ""
-    names = [name for name in ("val_bits_per_byte", "val_accuracy") if any(name in row for row in found)]
-    head = ("step", "validation loss", *(name.removeprefix("val_").replace("_", " ") for name in names), "measured on")
     rows = [
         (
             f"{row['step']:,}",
-            *(number(row.get(name)) for name in ("val_loss", *names)),
-            _share(*(value if isinstance(value := row.get(key), float) else None for key in ("val_tokens", "val_share"))),
+            *(number(row.get(key)) for key in MEASURED),
+            _share(row.get("val_tokens"), row.get("val_share")),
         )
         for row in found
     ]
-    return f'<h2>Evaluations</h2><div class="card">{table_of(head, rows, "sortable")}</div>'
+    table = table_of(("step", *MEASURED.values(), MEASURED_ON), rows, "sortable")
+    return f'<h2>Evaluations</h2><div class="card">{table}</div>'
 
 
 def _lines(value: str) -> Html:
@@ -190,10 +189,13 @@ def _value(value: object) -> str:
 
 
 def _config(run: Run) -> str:
-    """What differs from the defaults, and below it all of it."""
-    rows = [(key, _value(value), _value(usual)) for key, value, usual in changed(run.settings)]
-    table = f'<div class="card">{table_of(("key", "value", "default"), rows)}</div>' if rows else ""
-    own = json.dumps(run.manifest.config, indent=1, ensure_ascii=False) if run.manifest else ""
-    shown = _lines(run.config or own)
-    whole = f"<details><summary>All keys</summary><pre class='card'>{shown}</pre></details>" if shown else ""
-    return f"<h2>Settings that are not the defaults</h2>{table}{whole}" if shown else ""
+    """What differs from the defaults, and below it all the rest."""
+    changed, others = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for key, value, usual in with_defaults(run.settings):
+        if value == usual:
+            others.append((key, _value(value)))
+        else:
+            changed.append((key, _value(value), _value(usual)))
+    table = f'<div class="card">{table_of(("key", "value", "default"), changed)}</div>'
+    rest = f'<details class="card"><summary>Defaults</summary>{table_of(("key", "value"), others)}</details>'
+    return f"<h2>Settings that are not the defaults</h2>{table}{rest}" if changed else ""

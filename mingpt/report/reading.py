@@ -9,21 +9,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
 
 from mingpt.compute.optimizer import batch_factor, schedule_factor
-from mingpt.config.configfile import LONGEST, NAME, read_config
+from mingpt.config.configfile import read_config
 from mingpt.config.keys import declared, filled
-from mingpt.config.schema import Batch, Optimizer, Schedule
+from mingpt.config.schema import Optimizer, Schedule
 from mingpt.errors import UserError
-from mingpt.files.folder import Folder
 from mingpt.history.history import History, Stretch, numerics_of
 from mingpt.observe.ledger import Account, Ledger, added_up
 from mingpt.snapshot.attempts import REWIND, runs_here
 
 Floats = npt.NDArray[np.float64]
 UNKNOWN = math.nan
-LONGEST_STEP = 1e6  # seconds; more is no step
 RATES = 4000  # steps of which the learning rate is computed: all of them, unless an attempt has more
 
 
@@ -38,10 +35,6 @@ class Curve:
     def of(cls, steps: Floats, values: Floats) -> "Curve":
         steps, first = np.unique(steps, return_index=True)
         return cls(steps.astype(float), values[first].astype(float))
-
-    def from_zero_at(self, step: int) -> "Curve":
-        """With a first point, 0 at this step; empty if it has no other."""
-        return Curve.of(np.append(self.steps, step), np.append(self.values, 0)) if len(self.steps) else self
 
 
 class Run:
@@ -79,14 +72,10 @@ class Run:
 
     @cached_property
     def loss(self) -> Curve:
-        return self._of_each_step("loss", "loss")
+        return self.of_each_step("loss", "loss")
 
-    @cached_property
-    def norm(self) -> Curve:
-        return self._of_each_step("norm", "grad_norm")
-
-    def _of_each_step(self, field: str, key: str) -> Curve:
-        """From the trace; of steps that it has not recorded from the metrics."""
+    def of_each_step(self, field: str, key: str) -> Curve:
+        """A field of the trace; of steps that it has not recorded, a key of the metrics."""
         traced, logged = self.past.kept_trace.values(), self.curve(key)
         return Curve.of(
             np.concatenate([*(part["step"] for part in traced), logged.steps]),
@@ -97,54 +86,12 @@ class Run:
     def lr(self) -> Curve:
         """Of each step, from its config; as it was logged where that does not tell, as with a schedule of one's own."""
         try:
-            rates = [_rates(stretch, self.last_step) for stretch in self.past.stretches]
-        except (UserError, ValidationError, ArithmeticError, KeyError, TypeError):  # a stranger's config may be anything
-            rates = [None]
-        known = [rate for rate in rates if rate is not None]
-        if len(known) < len(rates):
+            return Curve.of(*np.concatenate([_rates(s, self.last_step) for s in self.past.stretches], axis=1))
+        except (UserError, ValueError, TypeError, LookupError, ArithmeticError):  # a stranger's config may be anything
             return self.curve("lr")
-        return Curve.of(*(np.concatenate(parts) for parts in zip(*known, strict=True)))
-
-    @property
-    def tokens(self) -> Curve:
-        """Seen by the run up to a step, where that was logged."""
-        logged = self.curve("tokens_seen")
-        return logged if self.past.parent else logged.from_zero_at(0)
-
-    @cached_property
-    def hours(self) -> Curve:
-        """Of training up to a step: without start-ups, evaluations and snapshots. A fork's begin where it does."""
-        pace = self.curve("step_seconds").from_zero_at(self.past.parent.step if self.past.parent else 0)
-        seconds = np.clip(np.nan_to_num(pace.values), 0, LONGEST_STEP)
-        spent = seconds * np.diff(pace.steps, prepend=pace.steps[:1])
-        return Curve(pace.steps, np.cumsum(spent) / 3600)
-
-    @cached_property
-    def marks(self) -> list[tuple[int, str, str]]:
-        """What happened to the run: the step, what kind of thing, and a sentence."""
-        found = list[tuple[int, str, str]]()
-        for a in self.attempts:
-            claim = self.past.claims.get(a.attempt)
-            if claim and claim.dropped:
-                first, end = claim.dropped
-                words = f"went back to step {a.from_step:,}, and left out batches {first:,} to {end - 1:,}"
-                found.append((a.from_step, "rollback", words))
-            elif a.end and a.end not in ("finished", "running"):
-                kind, step = a.end.partition(":")[0], self.kept[a.attempt]
-                found.append((step, kind, f"attempt {a.attempt}: {a.end}, step {step:,}"))
-        for row in self.past.metrics:
-            if isinstance(skipped := row.get("skipped"), dict):
-                why = "a spike" if skipped.get("spike") else "not finite"
-                found.append((row["step"], "skipped", f"step {row['step']:,} was skipped: {why}"))
-        return sorted(found)
 
     def curve(self, key: str) -> Curve:
         return _curve((row["step"], row[key]) for row in self.past.metrics if key in row)
-
-    @property
-    def comparable(self) -> Curve:
-        """The validation losses that were measured on what the last one was."""
-        return _curve((row["step"], row["val_loss"]) for row in self.past.validations())
 
     @property
     def parameters(self) -> int:
@@ -160,12 +107,6 @@ class Run:
     def settings(self) -> Mapping[str, Any]:
         """The config of the newest attempt, plain; empty where nothing tells it."""
         return read_config(self.past.folder) or (self.manifest.config if self.manifest else {})
-
-    @property
-    def config(self) -> str:
-        """config.yaml, or "" where there is none, as in older runs."""
-        raw = Folder(self.past.folder, "RUN").read(NAME, LONGEST) or b""
-        return raw.decode(errors="replace")
 
     def _end(self, account: Account, newest: Account) -> str:
         """Of an attempt that has noted none. A claim says which process made it, which may be alive."""
@@ -194,19 +135,19 @@ class Run:
         )
 
 
-def _rates(stretch: Stretch, end: int) -> tuple[Floats, Floats] | None:
-    """Steps and learning rates of a stretch, no step after `end`; None with code of the user's own, which is not run."""
+def _rates(stretch: Stretch, end: int) -> Floats:
+    """Steps of a stretch and their learning rates, up to step `end`. Raises an error if the config does not tell."""
     raw = filled(stretch.config)
-    optimizer, schedule = (kind(**declared(name, raw)) for name, kind in (("optimizer", Optimizer), ("schedule", Schedule)))
-    batch, last = Batch(**raw["batch"]), min(stretch.last, end)
+    optimizer, schedule = Optimizer(**declared("optimizer", raw)), Schedule(**declared("schedule", raw))
     if schedule.target:
-        return None
-    size = batch.global_size if batch.per_process_size is None else batch.per_process_size * stretch.world_size
+        raise ValueError(f"{schedule.target}: code of the user's own is not run because a run names it")
+    size = raw["batch"]["global_size"]
+    if (each := raw["batch"]["per_process_size"]) is not None:
+        size = each * stretch.world_size
+    last = min(stretch.last, end)
+    steps = np.linspace(stretch.first, last, min(RATES, max(0, last - stretch.first + 1))).astype(int)
     peak = optimizer.lr * batch_factor(optimizer, size)
-    corners = [s for s in (schedule.warmup_steps + 1, schedule.stable_until + 1) if stretch.first <= s <= last]
-    count = max(0, min(RATES, last - stretch.first + 1))
-    steps = np.unique([*np.linspace(stretch.first, last, count).astype(int), *corners])
-    return steps.astype(float), np.array([peak * schedule_factor(schedule, int(step) - 1) for step in steps])
+    return np.array([steps, [peak * schedule_factor(schedule, step - 1) for step in steps.tolist()]])
 
 
 def _number(value: object) -> float:

@@ -33,7 +33,7 @@ def runs_in(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def rows(folder: str) -> list[dict[str, Any]]:
-    """A row for each run of a folder, the lowest validation loss first; of the settings, those that `differing` names."""
+    """A row for each run of a folder, the lowest validation loss first; with the settings that `differing` names."""
     configs = runs_in(folder)
     keys, found = differing([*configs.values()]), list[dict[str, Any]]()
     for name, config in configs.items():
@@ -64,8 +64,12 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     """For a terminal or a log."""
     names = dict.fromkeys(key for row in found for key in row)
     lines = columns([[*names], *([_cell(row.get(name)) for name in names] for row in found)])
-    measured_on = {(row["val_tokens"], row["val_share"]) for row in found if row["val_loss"] is not None}
-    return as_lines([*lines, *([OTHER_PARTS] if len(measured_on) > 1 else [])])
+    return as_lines([*lines, *([OTHER_PARTS] if measured_apart(found) else [])])
+
+
+def measured_apart(found: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the validation losses of these rows were measured on different parts of a split."""
+    return len({(row["val_tokens"], row["val_share"]) for row in found if row["val_loss"] is not None}) > 1
 
 
 def _cell(value: object) -> str:

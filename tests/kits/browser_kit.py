@@ -71,13 +71,15 @@ class Browser:
                     raise RuntimeError("Chromium has ended")
                 self.read += part
         message, _, self.read = self.read.partition(b"\0")
-        return json.loads(message)  # type: ignore[no-any-return]
+        return json.loads(message)
 
     def open(self, page: Path, width: int, height: int = 900, dark: bool = False, scale: float = 1) -> None:
         """Load a page from the disk, in a window of this size in CSS pixels, and wait until its scripts have run."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False)
+        self.ask(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
+        )
         self.events.clear()
         self.ask("Page.navigate", url=page.absolute().as_uri())
         self.wait("Page.loadEventFired")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from browser_kit import Browser, browser
-from report_kit import CONFIG, three_attempts
+from mingpt.report.reading import Run
+from report_kit import CONFIG, Made, three_attempts
 from verb_kit import mingpt
 
 pytestmark = [
@@ -35,6 +36,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made.metrics(3, [{"step": s, "tokens_seen": s * 512, "mfu": 0.4} for s in range(21, 31)])
         made.snapshot(20, run=name, config=CONFIG | {"seed": int(name[-1])})
     mingpt(f"fork {folder}/a1@20 {folder}/fork optimizer.lr=0.02 batch.micro_size=8 data.path=x")
+    parent = Run(f"{folder}/fork").past.parent
+    assert parent
+    Made(folder / "fork").attempt(parent.attempt + 2, 20, 25, parent=parent.attempt + 1)
     stranger = three_attempts(folder / "stranger").attempt(4, 30, 33, parent=3, end=f"failed: {EVIL}", host=EVIL)
     stranger.metrics(4, [{"step": 31, "sample": EVIL}, {"step": 32, "skipped": {"spike": EVIL}}])
     stranger.snapshot(33, run=EVIL, config=CONFIG | {EVIL: EVIL})
@@ -103,13 +107,15 @@ def test_axes_change_and_a_table_is_sorted(tab: Browser, pages: dict[str, Path])
     assert tab.evaluate(AXIS)[0] == [0, 30 * 512]
     tab.evaluate(f"(() => {{ {choose.format('hours')} }})()")
     low, high = tab.evaluate(AXIS)[0]
-    assert (low, round(high, 4)) == (0, round(30 / 360, 4))
+    assert (low, round(high, 4)) == (0, round(30 / 360, 4))  # each step takes 10 s
+    fork = "runs.find(run => run.fork)"  # its hours begin with those of its parent at that step
+    assert tab.evaluate(f"axisOf({fork})(20)") == tab.evaluate(f"axisOf(runs[{fork}.fork.of])(20)") == 20 / 360
     tab.evaluate("document.querySelectorAll('.tools input[type=checkbox]').forEach(box => box.click())")
     assert tab.evaluate("charts[0].scales.x.distr + charts[0].scales.y.distr") == 6
     column = "[...document.querySelector('table.sortable').rows].slice(1).map(row => row.cells[{}].textContent)"
     steps, heads = column.format(2), "document.querySelector('table.sortable').rows[0].cells"
     tab.evaluate(f"{heads}[2].click()")
-    assert tab.evaluate(steps) == ["20", "30", "30", "30"]
+    assert tab.evaluate(steps) == ["25", "30", "30", "30"]
     tab.evaluate(f"{heads}[2].click()")
-    assert tab.evaluate(steps) == ["30", "30", "30", "20"]
+    assert tab.evaluate(steps) == ["30", "30", "30", "25"]
     assert told(tab, *COMPLAINTS) == []
