@@ -30,7 +30,8 @@ SETTINGS = (
     "experiment=shakespeare_gpt2", "data._target_=eventful_run.text", f"batch.global_size={GLOBAL}", f"seed={SEED}",
     f"batch.micro_size={MICRO}", "train.max_steps=800", "train.eval_every=100", "train.log_every=10",
     "snapshot.every_steps=50", "snapshot.hot_every_steps=0", "health.spike_sigma=8", "health.spike_window=64",
-    "health.max_skips=3", "health.max_rollbacks=1", "health.hang_seconds=10", "run.price_per_hour=1.5",
+    "health.max_skips=3", "health.max_rollbacks=1", "health.hang_seconds=30", "run.price_per_hour=1.5", "track=[]",
+    "train.sample_every=200",
 )  # fmt: skip
 
 
@@ -89,7 +90,9 @@ def follow(run: "subprocess.Popen[str]", step: int | None = None) -> str:
 
 
 def workers(run: "subprocess.Popen[str]") -> list[psutil.Process]:
-    return [p for p in psutil.Process(run.pid).children(recursive=True) if p.name().startswith("rank ")]
+    """By rank: torchrun's own children, without those that they start in turn."""
+    ranks = {p.environ().get("RANK"): p for p in psutil.Process(run.pid).children()}
+    return [ranks[rank] for rank in sorted(filter(None, ranks))]
 
 
 def attempt(run_dir: Path, world: int, until: int | None, number: signal.Signals | None, whom: str) -> str:

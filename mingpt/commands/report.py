@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mingpt.cli.console import say
 from mingpt.config.configfile import NAME
-from mingpt.errors import FINISHED, UserError
+from mingpt.errors import FINISHED
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import write_whole
 from mingpt.files.storage import place
@@ -13,8 +13,6 @@ from mingpt.report.listing import NOT_STARTED, UNREADABLE, table
 from mingpt.report.page import page
 from mingpt.report.reading import Run
 from mingpt.report.runs import rows
-
-MOST_RUNS = 10  # as many as there are colours
 
 
 def report_command(options: Namespace) -> int:
@@ -24,8 +22,6 @@ def report_command(options: Namespace) -> int:
         if options.out is None:
             return FINISHED
         urls = [f"{urls[0].rstrip('/')}/{row['run']}" for row in found if row["state"] not in (NOT_STARTED, UNREADABLE)]
-    if len(urls) > MOST_RUNS:
-        raise UserError(f"{len(urls)} runs: a report shows at most {MOST_RUNS}: give fewer")
     runs = [Run(url) for url in urls]
     out = options.out or _beside(runs)
     with place("--out", str(out)):

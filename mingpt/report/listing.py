@@ -78,8 +78,12 @@ def table(found: list[Row]) -> str:
     """For a terminal or a log. What rows have besides the columns stands behind them."""
     names = [name for name in found[0] if name not in INNER]
     lines = columns([names, *([_cell(row[name]) for name in names] for row in found)])
-    measured_on = {(row["val_tokens"], row["val_share"]) for row in found if row["val_loss"] is not None}
-    return as_lines([*lines, *([OTHER_PARTS] if len(measured_on) > 1 else [])])
+    return as_lines([*lines, *([OTHER_PARTS] if measured_apart(found) else [])])
+
+
+def measured_apart(found: list[Row]) -> bool:
+    """Whether the validation losses of these rows were measured on different parts of a split."""
+    return len({(row["val_tokens"], row["val_share"]) for row in found if row["val_loss"] is not None}) > 1
 
 
 def _cell(value: object) -> str:

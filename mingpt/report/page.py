@@ -1,94 +1,105 @@
-"""The report as one HTML page, which loads nothing (see html.py)."""
+"""The report as one HTML page, which loads nothing (see html.py): tables, and what charts.js draws above them."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 import numpy as np
 
+from mingpt.config.keys import leaves, value_of
 from mingpt.observe.ledger import Account, duration, goodput_line
-from mingpt.report.figures import Band, Line, chart, color
+from mingpt.report.curves import curves, groups
 from mingpt.report.html import Html, document, table_of, text
-from mingpt.report.listing import OTHER_PARTS
+from mingpt.report.listing import OTHER_PARTS, measured_apart, went
 from mingpt.report.reading import Run
+from mingpt.report.settings import differing, with_defaults
 
 SAMPLES = 20  # texts that are shown
-MARKS = 200  # bands of attempts that are drawn
+MEASURED = {"val_loss": "validation loss", "val_bits_per_byte": "bits per byte", "val_accuracy": "accuracy"}
+MEASURED_ON = "measured on (of the split)"
+RECENT = 50  # steps that the loss in the head is the mean of: that of one step is noise
+# The charts are drawn into it.
+CHARTS = '<div id="charts"><noscript><p>Without scripts, this page has its tables only.</p></noscript></div>'
 
 
 def page(runs: Sequence[Run]) -> str:
-    title = ", ".join(run.name[:40] for run in runs)
-    if len(runs) == 1:
-        return document(title, _one(runs[0]))
-    names = [Html(f"{_dot(color(i))}{i + 1}: {text(run.name)}") for i, run in enumerate(runs)]
-    known = [facts(run) for run in runs]
-    columns = list(dict.fromkeys(key for of_run in known for key in of_run))
-    rows = [(name, *(of_run.get(c, "–") for c in columns)) for name, of_run in zip(names, known, strict=True)]
-    lines = [Line(f"{i + 1}: {run.name}", run.loss, color(i)) for i, run in enumerate(runs)]
-    lines += [Line("", run.curve("val_loss"), color(i), marks=True) for i, run in enumerate(runs)]
-    table, losses = table_of(["run", *columns], rows), chart("loss (dots: validation)", lines)
-    others = len({run.past.validated_on for run in runs if run.past.validations()}) > 1
-    warning = f"<p>{text(OTHER_PARTS, 400)}</p>" if others else ""
-    return document(title, f"<h1>{len(runs)} runs</h1>{table}{warning}{losses}")
+    title = f"{len(runs)} runs" if len(runs) > 1 else runs[0].name[:40]
+    return document(title, _one(runs[0]) if len(runs) == 1 else _several(runs), curves(runs))
+
+
+def _several(runs: Sequence[Run]) -> str:
+    """The table that compares runs: how each went, then the settings in which they differ."""
+    settings = [run.settings for run in runs]
+    values, keys = [dict(leaves(config)) for config in settings], differing(settings)
+    shown = [went(run) for run in runs]
+    head = ["run", "state", "step", "loss", "validation loss", MEASURED_ON, *keys]
+    rows = [
+        (
+            Html(f"{_dot(i)}{text(run.name)}{_forked(run)}"),
+            row["state"],
+            f"{row['step']:,}",
+            number(row["loss"]),
+            number(row["val_loss"]),
+            _share(row["val_tokens"], row["val_share"]),
+            *(_value(of_run[key]) for key in keys),
+        )
+        for i, (run, row, of_run) in enumerate(zip(runs, shown, values, strict=True))
+    ]
+    warning = f"<p>{text(OTHER_PARTS, 400)}</p>" if measured_apart(shown) else ""
+    table = f'<div class="card">{table_of(head, rows, "sortable")}</div>'
+    return f"<h1>{len(runs)} runs</h1>{warning}{CHARTS}{table}"
+
+
+def _forked(run: Run) -> Html:
+    parent = run.past.parent
+    return Html(f' <span class="soft">from {text(parent.run)}@{parent.step}</span>') if parent else Html("")
 
 
 def _one(run: Run) -> str:
-    kinds = dict.fromkeys(a.processes for a in run.attempts if a.processes)
-    colors = {name: color(i + 1) for i, name in enumerate(kinds)}
-    bands = [Band(a.from_step, run.kept[a.attempt], colors.get(a.processes, color(7))) for a in run.on_line[-MARKS:]]
-    validation = run.curve("val_loss")
-    curves = [Line("training", run.loss, color(0))]
-    curves += [Line("validation", validation, color(3), marks=True)] if len(validation.steps) else []
-    charts = (
-        chart("loss", curves, bands),
-        chart("learning rate", [Line("", run.curve("lr"), color(0))], floor=True),
-        chart("tokens/s", [Line("", run.curve("tokens_per_second"), color(0))], bands, floor=True),
-    )
-    legend = " ".join(f"{_dot(shade)}{text(name, 60)}" for name, shade in colors.items())
-    parts = (
-        _head(run),
-        f'<div class="grid">{"".join(charts)}</div><p class="soft">{legend}</p>',
-        _samples(run),
-        _ledger(run),
-        _attempts(run, colors),
-        _config(run),
-    )
-    return "".join(parts)
+    pair = f'<div class="pair"><section>{_time(run)}</section><section>{_evaluations(run)}</section></div>'
+    return "".join((_head(run), CHARTS, _samples(run), pair, _attempts(run), _config(run)))
 
 
-def _dot(shade: str) -> Html:
-    return Html(f'<i style="background:{shade}"></i>')
+def _dot(number: int, style: str = "") -> Html:
+    """In one of the ten colors of page.css, which charts.js draws in, too."""
+    return Html(f'<i class="c{number % 10}" style="{style}"></i>')
 
 
 def number(value: object) -> str:
-    """A loss: four decimals, also of NaN; JSON's null stands for that."""
-    if value is None:
-        return "not finite"
-    return (f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}") if isinstance(value, float) else str(value)
+    """A loss, in four decimals; – where there is none, or it is not finite: JSON has null for that."""
+    if not isinstance(value, (int, float)):
+        return "–"
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{float(value):.3e}"
+
+
+def _share(tokens: object, share: object) -> str:
+    known = isinstance(tokens, float) and isinstance(share, float)
+    return f"{tokens:,.0f} tokens, {share:.1%}" if known else "–"
 
 
 def facts(run: Run) -> dict[str, str]:
     """The run in a few figures, those that are known."""
-    validation = run.comparable
-    good = np.isfinite(validation.values)
-    tokens, share = run.past.validated_on
-    losses = zip(validation.values[good].tolist(), validation.steps[good].tolist(), strict=True)
-    best = min(losses, default=None)  # of equal ones the first
+    row, tokens = went(run), run.past.last_of("tokens_seen")
     last = run.attempts[-1] if run.attempts else None
-    found = {
+    measured = ((row["val_loss"], row["step"]) for row in run.past.validations() if isinstance(row["val_loss"], float))
+    best = min(measured, default=None)  # of equal ones the first
+    _, recent, *_ = groups(run.loss.steps[-RECENT:], run.loss.values[-RECENT:])
+    planned = value_of("train.max_steps", run.settings)
+    known = {
+        "state": row["state"],
+        "step": f"{row['step']:,}" + (f" of {planned:,}" if type(planned) is int else ""),
+        f"loss, mean of {len(recent)} steps": number(float(np.mean(recent))) if len(recent) else None,
+        "best validation loss": best and f"{best[0]:.4f} at step {best[1]:,.0f}",
+        MEASURED_ON: None if row["val_share"] is None else _share(row["val_tokens"], row["val_share"]),
+        "tokens seen": f"{tokens:,}" if type(tokens) is int else None,
         "parameters": f"{run.parameters:,}" if run.parameters else None,
-        "step": f"{run.last_step:,}",
-        "loss": None if run.loss.last is None else number(run.loss.last),
-        "best validation loss": best and f"{best[0]:.4f} (step {best[1]:,.0f})",
-        "validated on": None if tokens is None or share is None else f"{tokens:,.0f} tokens, {share:.1%} of the split",
         "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
         "machine": f"{last.processes} {last.host}".strip() if last and last.processes else None,
         "disk": f"{run.disk}'s alone: without that machine the run is lost" if run.disk else None,
         "wall time": duration(run.ledger.wall) if run.ledger else None,
         "cost": f"{cost:,.2f}" if run.ledger and (cost := run.ledger.cost()) is not None else None,
     }
-    return {key: str(value) for key, value in found.items() if value is not None}
+    return {key: str(value) for key, value in known.items() if value is not None}
 
 
 def _head(run: Run) -> str:
@@ -99,7 +110,7 @@ def _head(run: Run) -> str:
     other = f", with other {', '.join(parent.keys)}" if parent and parent.keys else ""
     fork = f"<p>forked from {text(parent.run)} after step {parent.step:,}{text(other, 400)}</p>" if parent else ""
     title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.past.folder, 300)}</p>'
-    return f'{title}{fork}{goodput}<dl class="card">{shown}</dl>{digest}'
+    return f'{title}{fork}<dl class="card">{shown}</dl>{goodput}{digest}'
 
 
 def _moment(at: float) -> str:
@@ -109,14 +120,13 @@ def _moment(at: float) -> str:
         return "–"
 
 
-def _attempts(run: Run, colors: Mapping[str, str]) -> str:
+def _attempts(run: Run) -> str:
     def row(a: Account) -> tuple[object, ...]:
-        where = Html(f"{_dot(colors[a.processes])}{text(a.processes)}") if a.processes else "–"
         kept = run.kept[a.attempt]
         steps = f"{a.from_step + 1:,} to {kept:,}" if kept > a.from_step else f"none, from {a.from_step:,}"
         spent = a.until - a.started
         lasted = duration(spent) if math.isfinite(spent) else "–"
-        return a.attempt, steps, where, a.host or "–", _moment(a.started), lasted, a.end or "–"
+        return a.attempt, steps, a.processes or "–", a.host or "–", _moment(a.started), lasted, a.end or "–"
 
     head = ("attempt", "steps kept", "processes", "host", "started (UTC)", "time", "end")
     kept = f"Snapshots there: {text(', '.join(map(str, run.past.steps)), 300)}." if run.past.steps else ""
@@ -125,21 +135,37 @@ def _attempts(run: Run, colors: Mapping[str, str]) -> str:
     return f'<h2>Attempts and snapshots</h2><div class="card">{table}</div>{damaged}<p class="soft">{kept}</p>'
 
 
-def _ledger(run: Run) -> str:
+def _time(run: Run) -> str:
+    """One bar of all the time that attempts ran, and what its parts are."""
     if not run.ledger:
         return ""
-    parts = sorted(run.ledger.groups().items(), key=lambda part: -part[1])
-    whole = sum(spent for _, spent in parts) or 1
+    bar, rows = "", list[tuple[object, ...]]()
+    whole = sum(run.ledger.groups().values()) or 1
+    for i, (name, spent) in enumerate(run.ledger.groups().items()):
+        if not (share := spent / whole):
+            continue
+        bar += _dot(i, f"flex:{share:.4f}")
+        lasted = f"{spent:.1f} s" if spent < 60 else duration(spent)
+        rows.append((Html(f"{_dot(i)}{text(name)}"), lasted, f"{share:.1%}"))
+    table = table_of(("phase", "time", "share"), rows)
+    return f'<h2>Where the time went</h2><div class="card"><div class="bar">{bar}</div>{table}</div>'
+
+
+def _evaluations(run: Run) -> str:
+    """The newest first."""
+    found = [row for row in reversed(run.past.metrics) if "val_loss" in row]
+    if not found:
+        return ""
     rows = [
         (
-            phase,
-            f"{spent:.1f} s" if spent < 60 else duration(spent),
-            Html(f'<i class="bar" style="width:{8 * spent / whole:.2f}em"></i>{100 * spent / whole:.1f} %'),
+            f"{row['step']:,}",
+            *(number(row.get(key)) for key in MEASURED),
+            _share(row.get("val_tokens"), row.get("val_share")),
         )
-        for phase, spent in parts
-        if spent > 0
+        for row in found
     ]
-    return f'<h2>Where the time went</h2><div class="card">{table_of(("phase", "time", "share"), rows)}</div>'
+    table = table_of(("step", *MEASURED.values(), MEASURED_ON), rows, "sortable")
+    return f'<h2>Evaluations</h2><div class="card">{table}</div>'
 
 
 def _lines(value: str) -> Html:
@@ -147,13 +173,29 @@ def _lines(value: str) -> Html:
 
 
 def _samples(run: Run) -> str:
-    """Texts that the run has written while it was training, the newest first."""
+    """Texts that the run has written while it was training; the newest is open."""
     found = [row for row in reversed(run.past.metrics) if isinstance(row.get("sample"), str)][:SAMPLES]
-    rows = [(row["step"], Html(f"<pre>{_lines(row['sample'])}</pre>")) for row in found]
-    return f'<h2>Samples</h2><div class="card">{table_of(("step", "text"), rows)}</div>' if rows else ""
+    shown = "".join(
+        f"<details class='card'{' open' * (row is found[0])}><summary>step {row['step']:,}</summary>"
+        f"<pre>{_lines(row['sample'])}</pre></details>"
+        for row in found
+    )
+    return f"<h2>Samples</h2>{shown}" if shown else ""
+
+
+def _value(value: object) -> str:
+    """A setting as YAML has it, more or less; a stranger's may be anything."""
+    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _config(run: Run) -> str:
-    own = json.dumps(run.manifest.config, indent=1, ensure_ascii=False) if run.manifest else ""
-    shown = _lines(run.config or own)
-    return f"<details><summary>Config</summary><pre class='card'>{shown}</pre></details>" if shown else ""
+    """What differs from the defaults, and below it all the rest."""
+    changed, others = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for key, value, usual in with_defaults(run.settings):
+        if value == usual:
+            others.append((key, _value(value)))
+        else:
+            changed.append((key, _value(value), _value(usual)))
+    table = f'<div class="card">{table_of(("key", "value", "default"), changed)}</div>'
+    rest = f'<details class="card"><summary>Defaults</summary>{table_of(("key", "value"), others)}</details>'
+    return f"<h2>Settings that are not the defaults</h2>{table}{rest}" if changed else ""

@@ -1,22 +1,27 @@
 """What a report shows of a run, from its history. Its files may come from anybody: nothing is believed."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mingpt.config.configfile import LONGEST, NAME
-from mingpt.files.folder import Folder
-from mingpt.history.history import History, numerics_of
+from mingpt.compute.optimizer import batch_factor, schedule_factor
+from mingpt.config.configfile import read_config
+from mingpt.config.keys import declared, filled
+from mingpt.config.schema import Optimizer, Schedule
+from mingpt.errors import UserError
+from mingpt.history.history import History, Stretch, numerics_of
 from mingpt.observe.ledger import Account, Ledger, added_up
 from mingpt.snapshot.attempts import REWIND, runs_here
 
 Floats = npt.NDArray[np.float64]
 UNKNOWN = math.nan
+RATES = 4000  # steps of which the learning rate is computed: all of them, unless an attempt has more
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,6 @@ class Curve:
     def of(cls, steps: Floats, values: Floats) -> "Curve":
         steps, first = np.unique(steps, return_index=True)
         return cls(steps.astype(float), values[first].astype(float))
-
-    @property
-    def last(self) -> float | None:
-        return float(self.values[-1]) if len(self.values) else None
 
 
 class Run:
@@ -71,20 +72,26 @@ class Run:
 
     @cached_property
     def loss(self) -> Curve:
-        """From the trace; of steps that it has not recorded from the metrics."""
-        traced, logged = self.past.kept_trace.values(), self.curve("loss")
+        return self.of_each_step("loss", "loss")
+
+    def of_each_step(self, field: str, key: str) -> Curve:
+        """A field of the trace; of steps that it has not recorded, a key of the metrics."""
+        traced, logged = self.past.kept_trace.values(), self.curve(key)
         return Curve.of(
             np.concatenate([*(part["step"] for part in traced), logged.steps]),
-            np.concatenate([*(part["loss"] for part in traced), logged.values]),
+            np.concatenate([*(part[field] for part in traced), logged.values]),
         )
+
+    @property
+    def lr(self) -> Curve:
+        """Of each step, from its config; as it was logged where that does not tell, as with a schedule of one's own."""
+        try:
+            return Curve.of(*np.concatenate([_rates(s, self.last_step) for s in self.past.stretches], axis=1))
+        except (UserError, ValueError, TypeError, LookupError, ArithmeticError):  # a stranger's config may be anything
+            return self.curve("lr")
 
     def curve(self, key: str) -> Curve:
         return _curve((row["step"], row[key]) for row in self.past.metrics if key in row)
-
-    @property
-    def comparable(self) -> Curve:
-        """The validation losses that were measured on what the last one was."""
-        return _curve((row["step"], row["val_loss"]) for row in self.past.validations())
 
     @property
     def parameters(self) -> int:
@@ -97,10 +104,9 @@ class Run:
         return max([*(self.kept[a.attempt] for a in self.on_line), *self.past.steps[-1:]], default=0)
 
     @property
-    def config(self) -> str:
-        """config.yaml, or "" where there is none, as in older runs."""
-        raw = Folder(self.past.folder, "RUN").read(NAME, LONGEST) or b""
-        return raw.decode(errors="replace")
+    def settings(self) -> Mapping[str, Any]:
+        """The config of the newest attempt, plain; empty where nothing tells it."""
+        return read_config(self.past.folder) or (self.manifest.config if self.manifest else {})
 
     def _end(self, account: Account, newest: Account) -> str:
         """Of an attempt that has noted none. A claim says which process made it, which may be alive."""
@@ -127,6 +133,21 @@ class Run:
             seconds={},
             end="" if claim.by != REWIND else "undo" if claim.undoes else "rewind",
         )
+
+
+def _rates(stretch: Stretch, end: int) -> Floats:
+    """Steps of a stretch and their learning rates, up to step `end`. Raises an error if the config does not tell."""
+    raw = filled(stretch.config)
+    optimizer, schedule = Optimizer(**declared("optimizer", raw)), Schedule(**declared("schedule", raw))
+    if schedule.target:
+        raise ValueError(f"{schedule.target}: code of the user's own is not run because a run names it")
+    size = raw["batch"]["global_size"]
+    if (each := raw["batch"]["per_process_size"]) is not None:
+        size = each * stretch.world_size
+    last = min(stretch.last, end)
+    steps = np.linspace(stretch.first, last, min(RATES, max(0, last - stretch.first + 1))).astype(int)
+    peak = optimizer.lr * batch_factor(optimizer, size)
+    return np.array([steps, [peak * schedule_factor(schedule, step - 1) for step in steps.tolist()]])
 
 
 def _number(value: object) -> float:

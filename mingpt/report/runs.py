@@ -2,21 +2,16 @@
 
 from typing import Any
 
-from mingpt.compose.stored import is_below
 from mingpt.config.keys import leaves
 from mingpt.report.listing import rows as listed
-
-OWN = ("run", "snapshot.dir")  # what differs between any two runs
+from mingpt.report.settings import differing
 
 
 def rows(folder: str) -> list[dict[str, Any]]:
-    """A row for each run of a folder, the newest first. Of the settings, those that all runs have."""
+    """A row for each run of a folder, the newest first; with the settings that `differing` names."""
     found = listed(folder)
-    known = [dict(leaves(row["config"])) for row in found if row["config"]]
-    keys = [key for key in next(iter(known), {}) if not is_below(key, OWN)]
-    shared = [key for key in keys if all(key in values for values in known)]
-    differ = [key for key in shared if len({str(values[key]) for values in known}) > 1]
-    return [row | {key: dict(leaves(row["config"])).get(key) for key in differ} for row in found]
+    keys = differing([row["config"] for row in found if row["config"]])
+    return [row | {key: dict(leaves(row["config"])).get(key) for key in keys} for row in found]
 
 
 def best_first(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable
+from hashlib import sha256
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +19,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from mingpt.report.figures import groups
+from mingpt.report import html
+from mingpt.report.curves import groups
 from mingpt.report.reading import Run
 from mingpt.snapshot.attempts import _started, this_process
 from tests.kits.report_kit import CONFIG, Made, loss_of, three_attempts
@@ -44,9 +47,15 @@ def page_of() -> PageOf:
     return page_of
 
 
+def drawn(page: str) -> list[dict[str, Any]]:
+    """What the page's charts draw, by run."""
+    [numbers] = re.findall('<script type="application/json" id="curves">(.*?)</script>', page, flags=re.S)
+    return json.loads(numbers)
+
+
 def shown(page: str) -> str:
-    """What a reader sees, without the pictures."""
-    text = re.sub(r"<style.*?</style>|<svg.*?</svg>", "", page, flags=re.S)
+    """What a reader sees without scripts."""
+    text = re.sub(r"<style.*?</style>|<script.*?</script>|<!--.*?-->", "", page, flags=re.S)
     rows = re.sub(r"</(tr|h\d|p|dd|title)>", "\n", text)
     lines = (" ".join(re.sub("<.*?>", " ", row).split()) for row in rows.split("\n"))
     return unescape("\n".join(filter(None, lines)))
@@ -79,6 +88,70 @@ def test_an_account_lags_behind_so_steps_are_told_by_the_next_attempt_or_else_by
         [lost] = made.folder.glob(f"{folder}/attempt-00001*")
         lost.unlink()  # a bucket has them some seconds late, too
     assert Run("run").kept == {1: 10, 2: 20}
+
+
+def test_the_charts_draw_the_steps_that_the_run_kept_and_what_happened_to_it(page_of: PageOf) -> None:
+    made = three_attempts("run").metrics(3, [{"step": 25, "skipped": {"spike": True}}])
+    made.claim(4, 20, parent=2, by="rewind").attempt(5, 20, 22, parent=4, end="failed: no disk")
+    [run] = drawn(page_of("run"))
+    steps = [float(s) for s in range(1, 23)]
+    loss, norm = run["curves"]["loss"], run["curves"]["norm"]
+    assert (loss["x"], loss["y"]) == (steps, [float(f"{loss_of(int(s)):.6g}") for s in steps])
+    assert (norm["x"], set(norm["y"])) == (steps, {0.5})
+    assert run["curves"]["val"] == {"x": [16.0, 20.0], "y": [1.75, 1.5]}
+    assert run["curves"]["mfu"] == {"x": [], "y": []}
+    assert [tuple(a[key] for key in ("number", "first", "last", "kind", "end")) for a in run["attempts"]] == [
+        (1, 0, 10, "1 × cpu", "killed"),
+        (2, 10, 20, "4 × NVIDIA L4", "stopped"),
+        (3, 20, 20, "2 × cpu", "finished"),
+        (4, 20, 20, "", "rewind"),
+        (5, 20, 22, "2 × cpu", "failed: no disk"),
+    ]
+
+
+def test_skipped_steps_and_rollbacks_are_marked(page_of: PageOf) -> None:
+    made = (
+        Made("run")
+        .attempt(1, 0, 9, end="failed: three in a row")
+        .metrics(1, [{"step": 4, "skipped": {"spike": True}}, {"step": 5, "skipped": {}}, {"step": 9, "skipped": {}}])
+    )
+    made.claim(2, 6, parent=1, by="rewind")
+    claim = Path("run/attempts/00002.json")
+    claim.write_text(json.dumps(json.loads(claim.read_text()) | {"dropped": [6, 9]}))
+    made.attempt(3, 6, 8, parent=2, end="finished")
+    [run] = drawn(page_of("run"))
+    assert run["skipped"] == [[4, True], [5, False]]
+    assert [attempt["dropped"] for attempt in run["attempts"]] == [None, [6, 9], None]
+
+
+def test_the_learning_rate_is_that_of_every_step_and_as_it_was_logged(trained: Path) -> None:
+    """The config gives it: a warm-up is visible that was over before the first step was logged."""
+    run = Run(str(trained))
+    rates, logged = run.lr, run.curve("lr")
+    assert rates.steps.tolist() == list(range(1, 13))
+    assert rates.values[logged.steps.astype(int) - 1].tolist() == logged.values.tolist() != []
+    assert len(set(rates.values)) > 2
+
+
+def test_a_learning_rate_that_the_config_does_not_tell_is_the_logged_one() -> None:
+    for config in (
+        {"schedule": {"_target_": "mine.rate"}},
+        {"optimizer": {"lr": "x"}},
+        {"batch": {"global_size": "x"}},
+    ):
+        made = Made(f"{len(json.dumps(config))}").attempt(1, 0, 3)
+        made.snapshot(3, config=CONFIG | config)
+        assert Run(str(made.folder)).lr.values.tolist() == [0.01] * 3, config
+
+
+def test_a_long_run_has_no_more_points_than_a_screen(page_of: PageOf) -> None:
+    Made("run").attempt(1, 0, 9000).snapshot(9000, config=CONFIG)
+    [run] = drawn(page_of("run"))
+    assert {name: len(run["curves"][name]["x"]) for name in ("loss", "norm", "lr")} == dict.fromkeys(
+        ("loss", "norm", "lr"), 4000
+    )
+    assert [run["curves"]["lr"]["x"][i] for i in (0, -1)] == [1, 9000]
+    assert run["curves"]["loss"]["high"][0] == 2.0
 
 
 def test_groups_keep_every_extreme_and_leave_out_what_is_not_finite() -> None:
@@ -138,15 +211,45 @@ def test_runs_that_were_validated_on_different_parts_are_not_ranked_without_a_wo
     assert [found[name]["val_share"] for name in ("a1", "b2")] == ["0.25", "0.25" if same else "1"]
     assert ("WARNING" in mingpt("report runs")) != same
     assert ("can't be compared" in shown(page_of("runs/a1", "runs/b2"))) != same
-    assert "1,000 tokens, 25.0% of the split" in shown(page_of("runs/a1"))
+    assert "1,000 tokens, 25.0%" in shown(page_of("runs/a1"))
 
 
 def test_a_folder_of_runs_and_a_file_give_the_table_and_the_page_of_them_all() -> None:
-    for name in ("a1", "b2"):
-        in_folder(name)
+    for i in range(11):
+        in_folder(f"a{i}")
+    Path("runs/a0/config.yaml").write_text("seed: 1\nmodel: {n_layer: 2}\n")
     out = mingpt("report runs --out all.html")
     assert out.splitlines()[-1] == "report: all.html"
-    assert "2 runs" in shown(Path("all.html").read_text())
+    page = Path("all.html").read_text()
+    assert "11 runs" in shown(page)
+    assert "run state step loss validation loss measured on (of the split) seed" in shown(page)
+    assert [len(run["curves"]["loss"]["x"]) for run in drawn(page)] == [30] * 11
+
+
+def test_runs_are_compared_by_the_keys_that_somebody_has_set_and_that_all_of_them_have() -> None:
+    """Not by what another kind of model lacks, nor by what follows another key."""
+    configs = (
+        "seed: 1\nmodel: {kind: gpt2, n_layer: 2}\nbatch: {global_size: 8}\noptimizer: {reference_batch: 8}\nown: 1\n",
+        "seed: 1\nmodel: {kind: modern, n_layer: 2, kv_heads: 1}\nbatch: {global_size: 16}\n"
+        "optimizer: {reference_batch: 16}\nown: 2\n",
+    )
+    for name, config in zip(("a1", "b2"), configs, strict=True):
+        in_folder(name)
+        Path(f"runs/{name}/config.yaml").write_text(config)
+    assert [*table_of("runs")["a1"]][6:] == ["val_share", "model.kind", "batch.global_size", "own"]
+
+
+def test_a_fork_is_drawn_from_where_it_leaves(page_of: PageOf) -> None:
+    three_attempts("runs/base").snapshot(20)
+    mingpt("fork runs/base@20 runs/fork optimizer.lr=0.02 batch.micro_size=8 data.path=x")
+    parent = Run("runs/fork").past.parent
+    assert parent
+    Made("runs/fork").attempt(parent.attempt + 2, 20, 24, parent=parent.attempt + 1)
+    base, fork = drawn(page_of("runs/base", "runs/fork"))
+    assert (base["fork"], fork["fork"]) == (None, {"of": 0, "step": 20})
+    assert fork["curves"]["loss"]["x"] == [21.0, 22.0, 23.0, 24.0]
+    [alone] = drawn(page_of("runs/fork"))
+    assert alone["fork"] is None
 
 
 # --- the page ---
@@ -185,28 +288,63 @@ def test_numbers_that_are_not_finite_survive(page_of: PageOf) -> None:
 # --- safety ---
 
 
-TAGS = {"script", "iframe", "object", "embed", "link", "base", "form", "a", "image", "foreignobject"}
+TAGS = {"iframe", "object", "embed", "link", "base", "form", "a", "image", "foreignobject", "svg"}
+ROOM = Path(html.__file__).parent
+OURS = [(ROOM / name).read_text() for name in html.SCRIPTS]
 
 
 class Safe(HTMLParser):
-    """No script, and nothing that a browser would load or run: a whole list, since a page of ours has nothing else."""
+    """Nothing that a browser would load, and no scripts but ours: a whole list, since a page has nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy, self.scripts = "", list[str]()
+        self.inside = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag not in TAGS
+        known = dict(attrs)
+        if known.get("http-equiv"):
+            self.policy = known["content"] or ""
+        self.inside = tag == "script" and known.get("type") != "application/json"
         for name, value in attrs:
             assert not name.startswith(("on", "srcset", "action", "background"))
-            if name in ("src", "href", "xlink:href"):
-                assert (value or "#").startswith(("#", "data:image/png;base64,")), attrs
+            assert name not in ("src", "href", "xlink:href"), value
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.scripts.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = False
 
 
 def check_safe(page: str) -> None:
-    Safe().feed(page)
+    found = Safe()
+    found.feed(page)
+    assert found.scripts == OURS
+    hashes = " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in OURS)
+    assert found.policy == f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}"
+    for script in OURS:
+        page = page.replace(script, "")
     assert not re.findall(r"url\((?!#)|@import|https?:", page)
+    drawn(page)  # is JSON still
+
+
+def test_the_chart_library_is_the_released_one_with_its_licence() -> None:
+    """uPlot 1.6.32, as its package on npm has it."""
+    known = {
+        "LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+        "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+        "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    }
+    assert {p.name: sha256(p.read_bytes()).hexdigest() for p in (ROOM / "uplot").iterdir()} == known
 
 
 EVIL = [
     '<script>alert(1)</script>"><img src=x onerror=alert(1)>--><svg onload=alert(1)>',
     "]]><iframe></title></style></pre></table><base href=//x>$\\frac{",
+    "</script><script>alert(1)</script><!--<script>",
     "\x1b[2J\u202eurl(//x)&lt;b&gt;" + "漢" * 500,
 ]
 
@@ -237,7 +375,6 @@ def test_the_page_loads_nothing_and_shows_no_secret(page_of: PageOf) -> None:
     Path("run/config.yaml").write_text(f"data:\n  path: {url}\n")
     page = page_of("run")
     check_safe(page.replace("https://***@host/x", ""))
-    assert "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\"" in page
     assert "secret99" not in page
 
 
@@ -256,7 +393,7 @@ def test_the_page_is_written_into_a_local_run_or_here_and_the_run_stays_as_it_is
     assert Path("report.html").read_text().replace(stored, "a") == page
 
 
-@pytest.mark.parametrize("arguments", ["nowhere", "empty", "run " * 11, "run --out run/metrics", "linked"])
+@pytest.mark.parametrize("arguments", ["nowhere", "empty", "run --out run/metrics", "linked"])
 def test_problems_of_the_user_end_with_64(arguments: str, tmp_path: Path, told: Told) -> None:
     Path("empty").mkdir()
     for name in ("run", "linked"):
