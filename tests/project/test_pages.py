@@ -4,6 +4,7 @@ A block of bash or python in docs/ is run by the test below, unless a comment st
 
     <!-- not run: WHY -->          it needs a cluster, a GPU, hours, a reader's own run
     <!-- run by tests/… -->        another test reads it from the page
+    <!-- signatures: MODULE -->    test_api_page.py compares it with the code
     <!-- file: NAME -->            it is written to NAME, whatever its language
 
 All blocks of a page run in one folder, one after another. Commands that train get fewer steps.
@@ -12,7 +13,6 @@ All blocks of a page run in one folder, one after another. Commands that train g
 import json
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from node_kit import free_port
 from paths_kit import ROOT, ran
 
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
-MARK = re.compile(r"not run: \S.*|file: \S+|run by tests/\S+?(, .*)?")
+MARK = re.compile(r"not run: \S.*|signatures: \S+|file: \S+|run by tests/\S+?(, .*)?")
 COMMAND = re.compile(r"^(mingpt|torchrun|sky|sbatch|kubectl|docker|pip|python) [^<\n]*$", re.M)
 PAGES = {page.stem: page for page in sorted((ROOT / "docs").glob("*.md"))}
 TEXT = "HAMLET: To be, or not to be, that is the question. 0123456789 Exeunt.\n\n" * 300
@@ -66,7 +66,9 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        return self.language in ("bash", "python") and not self.mark.startswith(("not run", "run by", "file"))
+        return self.language in ("bash", "python") and not self.mark.startswith(
+            ("not run", "run by", "signatures", "file")
+        )
 
 
 def blocks(page: Path) -> list[Block]:
@@ -126,7 +128,7 @@ def test_the_commands_of_a_page_work_as_they_stand_there(name: str, tmp_path: Pa
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    done = ran(["bash", "-euo", "pipefail", "-c", commands], cwd=folder, env=env, stderr=subprocess.STDOUT)
+    done = ran(["bash", "-euo", "pipefail", "-c", f"exec 2>&1\n{commands}"], cwd=folder, env=env)
     assert done.returncode == 0, done.stdout
     if name == "walkthrough":
         (served,) = re.findall(r"^\{.*\"text_completion\".*?\}\}", done.stdout, re.M)
