@@ -3,7 +3,7 @@
 Two ways to train a small GPT for a few steps. whole: the trainer's own step, in which every process has all weights.
 slices: a process keeps its slice of the weights, too. A block's weights are gathered before it computes, in forward and
 again in backward; each microbatch's gradients go to the owners of slices as soon as a bucket of them is complete. Both
-ways, in all worlds, must end with one digest, that of `mingpt snapshots digest`. docs/weights-in-slices.md says why.
+ways, in all worlds, must end with one digest, that of `mingpt snapshots digest`. docs/large.md says why.
 
 Of the process that has most, in bytes: peak, kept: its tensors, at a step's worst moment and between steps. sums: its
 partial sums between rounds, at most. sent: what it sends in a step; an all-gather sends a slice to each other process.

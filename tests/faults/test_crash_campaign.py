@@ -1,4 +1,4 @@
-"""A short story of crashes; a long campaign is `make crash-campaign`, docs/crash-campaign.md is the report of one."""
+"""A short story of crashes; a long campaign is `make crash-campaign`, docs/faults.md is the report of one."""
 
 import json
 import sys

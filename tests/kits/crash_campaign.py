@@ -5,7 +5,7 @@ processes that changes from start to start. Meanwhile random processes, all proc
 storage server get SIGKILL: at a random moment, or at a boundary of a snapshot's writes (before and after each part,
 before and after the manifest, in both tiers). After each start the witness looks for what was lost (crash_witness.py),
 and a run that has finished has the digest of one that nobody disturbed. Before some starts somebody goes back to an
-older step. docs/crash-campaign.md has the rules.
+older step. docs/faults.md has the rules.
 
 Prints a line for each start and a summary as JSON; ends with a stack trace and exit code 1 at the first violation.
 """

@@ -11,11 +11,11 @@ from mingpt.compose.groups import groups
 from mingpt.config.keys import KINDS, keys, named
 from tests.kits.paths_kit import ROOT
 
-# The log and the changelog tell of what was.
+# DECISIONS.md and the changelog tell of what was.
 PAGES = [
     ROOT / "README.md",
     ROOT / "mingpt/README.md",
-    *sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs/log.md"}),
+    *sorted({*(ROOT / "docs").glob("*.md")}),
 ]
 BLOCK = re.compile(r"^```.*?^```", re.M | re.S)
 KEY = re.compile(r"(?<![\w.$/{-])((?:[a-z]+)(?:\.[a-z_]+)+)=")

@@ -10,7 +10,7 @@ import pytest
 from tests.kits.paths_kit import ROOT, ran
 
 PAGES = [*ROOT.glob("*.md"), ROOT / "recipes/README.md", ROOT / "tests/README.md", ROOT / "mingpt/README.md"]
-LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+LINK = re.compile(r"(?:\]\(|src(?:set)?=\")(?!\w+:|#)([^)#\s\"]+)")
 TEXT = "HAMLET: To be, or not to be, that is the question.\n" * 200
 # Stands in for the program: short runs of a small model. The one that is killed stops (SIGSTOP) at its first snapshot.
 PROGRAM = f"""#!/bin/sh
@@ -63,7 +63,8 @@ def test_the_readmes_commands_work_and_a_killed_run_ends_with_the_same_digest(tm
         (tmp_path / folder).mkdir(parents=True)
     for name in (".venv/bin/activate", "data/shakespeare.txt", "book.txt"):
         (tmp_path / name).write_text("" if name.endswith("activate") else TEXT)
-    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    page = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"(?<!-->\n)^```bash\n(.*?)^```", page, re.M | re.S)
     assert len(blocks) == 4
     made = "mingpt launch --nproc-per-node 2 experiment=shakespeare_char\n"  # what make train does (test_makefile.py)
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}

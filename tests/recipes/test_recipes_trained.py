@@ -120,8 +120,8 @@ def test_the_command_of_by_hand_md_runs_on_two_machines(
 ) -> None:
     run = new_run()
     page = (ROOT / "docs/by-hand.md").read_text()
-    (variables,) = re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
-    (command,) = re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)
+    (variables,) = re.findall(r"^```text\n(HEAD=.*?)^```", page, re.M | re.S)
+    (command,) = re.findall(r"^```bash\n(OMP_NUM_THREADS.*?)^```", page, re.M | re.S)
     overrides = " ".join((DEFAULT, *TINY, f"data.path={text}", f"data.cache_dir={cache}"))
     port = free_port()
     nodes: list[Node] = []
