@@ -89,7 +89,7 @@ class SkyPilotLauncher(Launcher):
 
 
 def _divided(overrides: Sequence[str]) -> list[str]:
-    """Those that would not be one word of OVERRIDES."""
+    """The overrides that would not be one word of OVERRIDES."""
     from mingpt.cli.command import WORD
 
     return [o for o in overrides if WORD.findall(o) != [o]]

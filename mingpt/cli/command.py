@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help() + (f"\nExample: {self.example}\n" if self.example else "")
 
     def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
-        """Of @FILE, which somebody else may have written: no options, and no other files."""
+        """A source of @FILE, which somebody else may have written: no options, and no other files."""
         source = arg_line.removeprefix("\ufeff")  # a byte-order mark
         if not source or source[0] in "-@":
             self.error(f"@FILE: {printable(source)!r} is no source: write one a line, without empty lines")

@@ -37,7 +37,7 @@ def snapshots_dir(parser: Parser) -> None:
     parser.add_argument("--snapshots", metavar="URL", help="snapshot.dir, if the run has set one")
 
 
-def told_by(options: Callable[[Parser], None]) -> tuple[str, str, str]:
+def described(options: Callable[[Parser], None]) -> tuple[str, str, str]:
     """What a verb's docstring says: what it does, the exit codes if they are its own, an example."""
     text, _, example = (options.__doc__ or "").partition("Example: ")
     about, _, codes = text.partition("Exit codes: ")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mingpt.cli import data_verbs, run_verbs, snapshot_verbs, train_verbs
 from mingpt.cli.command import Parser
-from mingpt.cli.options import told_by
+from mingpt.cli.options import described
 from mingpt.errors import UserError
 
 
@@ -115,7 +115,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         from mingpt.compose.commandline import parser  # imports Hydra, which takes half a second: completion alone asks
 
         return parser()
-    about, codes, example = told_by(verb.options)
+    about, codes, example = described(verb.options)
     made = Parser(prog=f"mingpt {name}", description=about, epilog=f"Exit codes{codes or CODES}")
     made.example = example
     made.set_defaults(function=verb.function)

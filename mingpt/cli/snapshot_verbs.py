@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 
 from mingpt.cli.command import Parser
-from mingpt.cli.options import json_option, model, snapshot, snapshots_dir, told_by
+from mingpt.cli.options import described, json_option, model, snapshot, snapshots_dir
 
 
 def count(least: int, text: str) -> int:
@@ -109,7 +109,7 @@ def snapshots(parser: Parser) -> None:
     """
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for options in (list_, verify, digest, show, prune, rewind, export):
-        name, (about, _, example) = options.__name__.rstrip("_"), told_by(options)
+        name, (about, _, example) = options.__name__.rstrip("_"), described(options)
         command: Parser = commands.add_parser(name, help=about, description=about)
         command.example = example
         options(command)

@@ -90,7 +90,7 @@ class CommandLine:
 
     @property
     def folders(self) -> list[Path]:
-        """Those of the user's own that configs are looked for in, too."""
+        """The folders of the user's own that configs are looked for in, too."""
         own = [Path(self.options.config_dir).absolute()] if self.options.config_dir else []
         for override in self.overrides:
             places = override.value()

@@ -137,10 +137,10 @@ def resolved(composed: DictConfig, follows: Mapping[str, Sequence[str]]) -> tupl
         missing := KINDS["data"][chosen_kinds(composed)["data"]["kind"]].missing
     ):
         failed["data.path"] = f"data.path{NOT_SET}{missing}"
-    told = list[str]()
+    causes = list[str]()
     for name, problem in failed.items():
         follows_a_failed_one = not failed.keys().isdisjoint(follows.get(name, ()))
         # In a cycle every key depends on a failed one; report them all, or none would be reported.
         if "Recursive" in problem or not follows_a_failed_one:
-            told.append(problem)
-    return raw, told
+            causes.append(problem)
+    return raw, causes

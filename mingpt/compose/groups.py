@@ -28,7 +28,7 @@ def config_dir() -> Path:
 
 
 def folders(searchpath: Iterable[str]) -> list[Path]:
-    """Those of a hydra.searchpath: of `file://` places, and of the packages in `pkg://` ones."""
+    """The folders of a hydra.searchpath: its `file://` places, and those of the packages in `pkg://` ones."""
     out: list[Path] = []
     for place in searchpath:
         scheme, separator, rest = place.partition("://")
@@ -45,7 +45,7 @@ def folders(searchpath: Iterable[str]) -> list[Path]:
 
 def groups(own: Sequence[Path] = ()) -> Groups:
     """Each group's options, with the first comment line of each one's file, or what its kind says of itself."""
-    found: Groups = {s: {kind: description(k) for kind, k in of.items()} for s, of in KINDS.items()}
+    by_group: Groups = {s: {kind: description(k) for kind, k in of.items()} for s, of in KINDS.items()}
     for folder in (*own, config_dir()):  # where two have one name, Hydra takes the one of configs/
         for file in folder.glob("*/*.yaml"):
             if not file.is_file() or file.name.startswith("."):  # a folder; an editor's lock, which leads nowhere
@@ -53,9 +53,9 @@ def groups(own: Sequence[Path] = ()) -> Groups:
             text = ""
             with suppress(OSError):  # one that is chosen is read, and told, by Hydra
                 text = file.read_text("utf-8-sig", "replace")
-            found.setdefault(file.parent.name, {})[file.stem] = _first_comment(text)
+            by_group.setdefault(file.parent.name, {})[file.stem] = _first_comment(text)
     ordered: Groups = {}
-    for group, options in sorted(found.items()):
+    for group, options in sorted(by_group.items()):
         # As their files stand in a folder: gpt2-large.yaml before gpt2.yaml.
         ordered[group] = {option: options[option] for option in sorted(options, key="{}.yaml".format)}
     return ordered

@@ -120,13 +120,13 @@ def _with(composed: DictConfig, values: Sequence[str]) -> DictConfig:
 
 def _implied(line: CommandLine, composed: DictConfig) -> list[str]:
     """The options of the kinds that keys name: `data.kind=shards` brings that option, as `data=shards` does."""
-    given = {o.key_or_group: o.value() for o in line.overrides if not o.is_delete()}
+    values = {o.key_or_group: o.value() for o in line.overrides if not o.is_delete()}
     now = chosen_kinds(composed)
     options = list[str]()
     for section, kinds in KINDS.items():
-        if section in given:
+        if section in values:
             continue
-        kind = given.get(f"{section}.kind", "own" if f"{section}._target_" in given else None)
+        kind = values.get(f"{section}.kind", "own" if f"{section}._target_" in values else None)
         if isinstance(kind, str) and kind in kinds and kind != now[section]["kind"]:
             options.append(f"{section}={kind}")
     return options

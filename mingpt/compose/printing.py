@@ -19,16 +19,16 @@ PRINTS = ("cfg", "info", "hydra_help")  # Hydra's options that only print
 
 def printed(line: CommandLine, overrides: Sequence[str]) -> str:
     """What Hydra prints as a program, without secrets."""
-    given = vars(line.options)
-    options = [f"--{name.replace('_', '-')}" + (f"={given[name]}" if given[name] is not True else "")
-               for name in (*PRINTS, "shell_completion", "package", "resolve") if given[name]]  # fmt: skip
-    before, sys.argv = sys.argv, [sys.argv[0], *options_given(line.options), *options, *map(blanked, overrides)]
+    options = vars(line.options)
+    words = [f"--{name.replace('_', '-')}" + (f"={options[name]}" if options[name] is not True else "")
+               for name in (*PRINTS, "shell_completion", "package", "resolve") if options[name]]  # fmt: skip
+    before, sys.argv = sys.argv, [sys.argv[0], *options_given(line.options), *words, *map(blanked, overrides)]
     try:
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as wrong:
             hydra.main(config_path=line.main, config_name=FIRST, version_base="1.3")(lambda _: None)()
     except (SystemExit, ValueError) as end:
-        if told := wrong.getvalue().strip() or str(end).strip("0"):
-            raise UserError(told) from end
+        if message := wrong.getvalue().strip() or str(end).strip("0"):
+            raise UserError(message) from end
     finally:
         sys.argv = before
     return as_lines(_without_secrets(out.getvalue().rstrip("\n").split("\n")))

@@ -154,12 +154,12 @@ def _wandb_key() -> bool:
 
     To ask itself takes seconds, and starts threads.
     """
-    given = os.environ.get
-    if given("WANDB_API_KEY") or given("WANDB_IDENTITY_TOKEN_FILE") or given("WANDB_MODE", "online") != "online":
+    value = os.environ.get
+    if value("WANDB_API_KEY") or value("WANDB_IDENTITY_TOKEN_FILE") or value("WANDB_MODE", "online") != "online":
         return True
     for place in (
-        given("NETRC", "~/.netrc"),
-        f"{given('WANDB_CONFIG_DIR', '~/.config/wandb')}/settings",
+        value("NETRC", "~/.netrc"),
+        f"{value('WANDB_CONFIG_DIR', '~/.config/wandb')}/settings",
         "wandb/settings",
     ):
         with suppress(OSError):
@@ -221,8 +221,8 @@ def _part(key: str, part: Data) -> Check:
     """What a part of the data, such as data.mix.web, forbids."""
 
     def problem(c: Config, _: int) -> str | None:
-        found = part.problem()
-        return found and of_part(key, part, found)
+        text = part.problem()
+        return text and of_part(key, part, text)
 
     return Check(tuple(of_part(key, part, name) for name in part.reads), problem)
 
@@ -275,16 +275,16 @@ def missing_places(c: Config, problems: Sequence[str]) -> list[str]:
 
     They are looked for when they are needed, and one start is to find all.
     """
-    told = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
-    found: list[str] = []
+    named_keys = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
+    missing: list[str] = []
     for key, url in c.data.places().items():
         named = key.rpartition(".")[2] in HUB_KEYS and hub.model_at(url)
         if "://" not in url and not named and not Path(url).exists():
-            found.append(f"{key}={url}: there is no such file or bucket: check the spelling{fetch_it(url)}")
+            missing.append(f"{key}={url}: there is no such file or bucket: check the spelling{fetch_it(url)}")
     weights = getattr(c.model, "init_from", None)
     if weights and "://" not in weights and not hub.model_at(weights) and not Path(weights, "config.json").exists():
-        found.append(no_weights(weights))
-    return [problem for problem in found if problem.partition("=")[0] not in told]
+        missing.append(no_weights(weights))
+    return [problem for problem in missing if problem.partition("=")[0] not in named_keys]
 
 
 def alone(run_dir: str, host: str) -> str:

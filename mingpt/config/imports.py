@@ -28,7 +28,7 @@ def search_here_too() -> None:
 
 
 def imported_sha256(target: str) -> str | None:
-    """Of all of the user's files that the module of a dotted path needs, besides its own; None if there are none."""
+    """The sha256 of the user's files that the module of a dotted path needs, but its own; None if there are none."""
     module_name = target.rpartition(".")[0]
     top = module_name.partition(".")[0]
     search_here_too()

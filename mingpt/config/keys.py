@@ -47,18 +47,20 @@ def parts_of(field: FieldInfo | None) -> dict[str, type[Section]]:
     return {}
 
 
-def parts_in(schema: type[Section], held: Mapping[str, Any]) -> list[tuple[str, str, type[Section], Mapping[str, Any]]]:
+def parts_in(
+    schema: type[Section], values: Mapping[str, Any]
+) -> list[tuple[str, str, type[Section], Mapping[str, Any]]]:
     """(field, name, schema, plain values) of each section that a section's plain values hold."""
-    found = list[tuple[str, str, type[Section], Mapping[str, Any]]]()
+    sections = list[tuple[str, str, type[Section], Mapping[str, Any]]]()
     for key, field in named(schema).items():
         kinds = parts_of(field)
-        parts = held.get(key)
+        parts = values.get(key)
         if not kinds or not isinstance(parts, Mapping):
             continue
         for name, part in parts.items():
             if isinstance(part, Mapping):
-                found.append((key, name, kinds[_chosen(kinds, part)], part))
-    return found
+                sections.append((key, name, kinds[_chosen(kinds, part)], part))
+    return sections
 
 
 def kinds_at(section: str) -> Mapping[str, type[Section]]:
@@ -87,7 +89,7 @@ def schema_of(section: str, raw: Mapping[Any, Any]) -> type[Section]:
     """The schema of a section of a plain config; of "", the keys outside all sections, Config itself."""
     if section in KINDS:
         return KINDS[section][kind_of(section, raw.get(section))]
-    if section in OWN and isinstance(held := raw.get(section), Mapping) and held.get("_target_"):
+    if section in OWN and isinstance(values := raw.get(section), Mapping) and values.get("_target_"):
         return OWN[section]
     return SECTIONS[section] if section else Config
 
@@ -188,11 +190,11 @@ def declared(section: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: values[key] for key in named(SECTIONS[section])}
 
 
-def complete(schema: type[Section], held: Mapping[str, Any], of: Callable[[FieldInfo], Any]) -> dict[str, Any]:
+def complete(schema: type[Section], values: Mapping[str, Any], of: Callable[[FieldInfo], Any]) -> dict[str, Any]:
     """A section's plain values with the default of each key that is missing, also in its parts. of: gives a default."""
-    out = {**held}
+    out = {**values}
     for key, field in named(schema).items():
-        if key not in held:
+        if key not in values:
             out[key] = of(field)
     for key, name, inner, part in parts_in(schema, out):
         out[key] = out[key] | {name: complete(inner, part, of)}

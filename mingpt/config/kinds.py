@@ -46,8 +46,8 @@ class Data(Kind):
 
     def places(self) -> dict[str, str]:
         """The files and folders that it reads, by key."""
-        given = {f"data.{name}": getattr(self, name, None) for name in ("tokenizer", "path")}
-        return {key: url for key, url in given.items() if isinstance(url, str)}
+        values = {f"data.{name}": getattr(self, name, None) for name in ("tokenizer", "path")}
+        return {key: url for key, url in values.items() if isinstance(url, str)}
 
     def parts(self) -> "dict[str, Data]":
         """Data that it is made of, by key. In their own messages their keys begin with `data.`: see `of_part`."""

@@ -28,16 +28,16 @@ def nearest(name: str) -> str | None:
 def unknown(key: str, raw: Mapping[Any, Any], in_file: bool = False) -> str:
     """What to say of a key that a plain config may not have. in_file: a file sets it, not the command line."""
     section, _, name = key.rpartition(".")
-    told, cure = printable(key), "leave it out"
+    shown, cure = printable(key), "leave it out"
     if in_file:
-        told, cure = f"{told} (a file sets it)", f"write ~{told}"
+        shown, cure = f"{shown} (a file sets it)", f"write ~{shown}"
     if having := kinds_having(section, name):
         return (
-            f"{told} is not a key of {section}.kind={kind_of(section, held_at(section, raw))}, only of "
+            f"{shown} is not a key of {section}.kind={kind_of(section, held_at(section, raw))}, only of "
             f"{', '.join(having)}: {cure}, or choose {section}.kind={having[0]}"
         )
     close = OTHERS.get(key) or _nearest(section, name, raw)
-    return f"{told} is not a key{f' (did you mean {close}?)' if close else ''}"
+    return f"{shown} is not a key{f' (did you mean {close}?)' if close else ''}"
 
 
 def _nearest(section: str, name: str, raw: Mapping[Any, Any]) -> str | None:

@@ -92,8 +92,8 @@ def find(section: str, path: str) -> Callable[..., Any]:
 def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) -> None:
     """Raise UserError unless the section's keys are arguments that the target takes."""
     shown = f"{section}._target_={settings.target}"
-    given = settings.arguments
-    for key, value in given.items():
+    arguments = settings.arguments
+    for key, value in arguments.items():
         try:
             json.dumps(value, allow_nan=False)  # what manifests are written in
         except (TypeError, ValueError) as error:
@@ -111,7 +111,7 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
         elif parameter.kind not in BOUND:
             named.append(name)
             if parameter.default is parameter.empty:
-                if name not in given and name not in supplied:
+                if name not in arguments and name not in supplied:
                     missing.append(f"{section}.{name} is missing")
             elif name in keys:
                 shadowing.append(
@@ -119,7 +119,7 @@ def _check_arguments(section: str, settings: Own, target: Callable[..., Any]) ->
                 )
     problems = [*missing, *shadowing]
     if not takes_any:
-        for name in sorted(given.keys() - {*named}):
+        for name in sorted(arguments.keys() - {*named}):
             close = get_close_matches(name, named, n=1)
             hint = f" (did you mean {section}.{close[0]}?)" if close else ""
             problems.append(f"{section}.{name} is no argument of it{hint}")

@@ -159,7 +159,7 @@ class Schedule(Section):
 
 
 class OwnSchedule(Schedule, Own):
-    """Of a section with `_target_`. Who reads a stored one makes a Schedule of it, which calls nothing."""
+    """A section with `_target_`. Who reads a stored one makes a Schedule of it, which calls nothing."""
 
     @cached_property
     def share(self) -> Callable[[int], float]:

@@ -20,27 +20,27 @@ from mingpt.errors import UserError
 
 def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any], typed: Container[str] | None) -> str:
     """One line for one of pydantic's findings: the key, what it holds, what it takes."""
-    given, kind = error["input"], error["type"]
+    value, kind = error["input"], error["type"]
     if kind == "extra_forbidden":
         return unknown(key, raw, in_file=typed is not None and ".".join(key.split(".")[:2]) not in typed)
     if kind == "literal_error":
-        return _not_a_word(key, given)
+        return _not_a_word(key, value)
     if kind == "string_pattern_mismatch":
-        return f"{key}={given!r} may hold letters, digits, '.', '-' and '_' only"
-    if kind == "list_type" and isinstance(given, str):
-        return f"{key}={given}: must be a list: write {key}=[{given}]"
+        return f"{key}={value!r} may hold letters, digits, '.', '-' and '_' only"
+    if kind == "list_type" and isinstance(value, str):
+        return f"{key}={value}: must be a list: write {key}=[{value}]"
     message = error["msg"].removeprefix("Input ").replace("should", "must")
     if (
-        isinstance(given, str)
+        isinstance(value, str)
         and kind.endswith(("_type", "_parsing"))
-        and re.fullmatch(r"[-+.\deE]+|true|false", given)
+        and re.fullmatch(r"[-+.\deE]+|true|false", value)
     ):
         message += f"; what comes from the environment is a text: write \"{key}='${{oc.decode:${{oc.env:NAME}}}}'\""
-    return f"{key}={given!r}: {message}"
+    return f"{key}={value!r}: {message}"
 
 
-def _not_a_word(key: str, given: object) -> str:
-    word = printable(str(given))
+def _not_a_word(key: str, value: object) -> str:
+    word = printable(str(value))
     close = get_close_matches(word, choices(key), n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"{key}={word} is not one of {', '.join(choices(key))}{hint}"
@@ -48,7 +48,7 @@ def _not_a_word(key: str, given: object) -> str:
 
 def _typed(raw: dict[str, Any]) -> tuple[Config | None, dict[str, ErrorDetails]]:
     """The config of a plain dict that has all sections, or else pydantic's finding for each key that is wrong."""
-    found: dict[str, ErrorDetails] = {}
+    mistakes: dict[str, ErrorDetails] = {}
     sections: dict[str, Section] = {}
 
     def made(name: str, schema: type[Section], values: Mapping[str, Any]) -> Section | None:
@@ -63,7 +63,7 @@ def _typed(raw: dict[str, Any]) -> tuple[Config | None, dict[str, ErrorDetails]]
         except ValidationError as errors:
             for error in errors.errors():
                 own, *inside = map(str, error["loc"])  # of a field with sections: which of them is none
-                found[".".join([name, own, *(inside[:1] if own in inner else ())])] = error
+                mistakes[".".join([name, own, *(inside[:1] if own in inner else ())])] = error
             return None
 
     for name, schema in schemas(raw).items():
@@ -75,10 +75,10 @@ def _typed(raw: dict[str, Any]) -> tuple[Config | None, dict[str, ErrorDetails]]
         for error in errors.errors():
             name = str(error["loc"][0])
             if name not in schemas(raw):  # a section's own mistakes are found already
-                found[name] = error
+                mistakes[name] = error
     order = list(Config.model_fields)
-    ordered = sorted(found, key=lambda key: order.index(key.partition(".")[0]))
-    return (None if found else config), {key: found[key] for key in ordered}
+    ordered = sorted(mistakes, key=lambda key: order.index(key.partition(".")[0]))
+    return (None if mistakes else config), {key: mistakes[key] for key in ordered}
 
 
 def validate(
@@ -122,10 +122,10 @@ def validate(
             wrong |= {key for key in keys() if key.startswith(f"{name}.")}
             section = {}
         good[name] = section | {"kind": kind}
-    config, found = _typed(filled(good))
+    config, mistakes = _typed(filled(good))
     if config is None:
-        wrong |= set(found)
-        for key, error in found.items():
+        wrong |= set(mistakes)
+        for key, error in mistakes.items():
             if not wrong.intersection((follows or {}).get(key, ())):
                 problems.append(_words(error, key, raw, typed))
             section, _, leaf = key.rpartition(".")

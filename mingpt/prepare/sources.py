@@ -55,7 +55,7 @@ def find_files(sources: Sequence[str], form: Form | None, commits: dict[str, str
 
 
 def _named(source: str, commits: dict[str, str]) -> list[tuple[str, Any, str, str]]:
-    """Of each file that a source names: the source, its file system, path and URL."""
+    """The source, the file system, path and URL of each file that a source names."""
     fs, path = open_fs(source, "SOURCES")
     shown, url = f"SOURCES={source}", source
     with place("SOURCES", source):
