@@ -15,7 +15,7 @@ from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.files.storage import names_a_disk
 from mingpt.launch.torchrun import Torchrun
-from mingpt.preflight import compare, fabric, links, machine, meeting, places
+from mingpt.preflight import compare, links, machine, meeting, places
 from mingpt.preflight.finding import Finding, Level, Report, exit_code, findings_of
 from mingpt.preflight.helper import Helper, Unreached, answer
 from mingpt.preflight.links import LIMIT, Echo
@@ -26,6 +26,7 @@ from mingpt.world.platforms import find_placement
 # The limits of the checks after all nodes have come; on good nodes each takes a fraction of it, but torch may have to
 # be imported from a busy file server.
 IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS, SHORT_SECONDS = 180, 60, 30, 10
+FABRIC_SECONDS = 60  # for NCCL's start and its all-reduces
 LINKS_SECONDS = 6 * LIMIT + SHORT_SECONDS
 NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
 PEERS = 8  # nodes to which each node measures the link
@@ -285,11 +286,20 @@ class Inspection:
         if self.config.world.backend == "gloo" or not all(node["facts"]["nccl"] for node in nodes):
             return []
         try:
-            results = self._gather(RESULTS, answer(self.store.ask(fabric.measure), fabric.SECONDS), fabric.SECONDS)
+            result = answer(self.store.ask(meeting.reduce_over_nccl), FABRIC_SECONDS)
+            results = self._gather(RESULTS, result, FABRIC_SECONDS)
         except (Unreached, OSError) as error:  # nothing comes after this that needs a helper that hangs
-            findings.append(Finding("warning", self.name, "nccl", f"no all-reduce over NCCL ({error})", fabric.ADVICE))
+            text = f"no all-reduce over NCCL ({error})"
+            findings.append(Finding("warning", self.name, "nccl", text, compare.FABRIC))
             return []
-        return fabric.judge([node["facts"] for node in nodes], results, findings)
+        notes = list[str]()
+        for node, result in zip(nodes, results, strict=True):
+            facts = node["facts"]
+            notes.append(f"NCCL on {facts['host']}: {result or 'no answer'}")
+            if facts["infiniband"] and "network Socket" in str(result):
+                text = f"NCCL takes TCP, and not {', '.join(facts['infiniband'])}"
+                findings.append(Finding("warning", facts["host"], "nccl", text, compare.FABRIC))
+        return notes
 
     def _reduce(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
         """A line about the speed of an all-reduce; nodes where it failed are added to `findings`."""
