@@ -90,7 +90,7 @@ class Folder:
                 raise
 
     def read_or_skip(self, name: str, most: int = LARGEST) -> bytes | None:
-        """As `read`, but a file that alone can't be read is named in a line, and counts as not there."""
+        """Read as `read` does, but a file that alone can't be read is named in a line, and counts as not there."""
         try:
             return self.read(name, most)
         except Unreadable as error:
@@ -203,7 +203,7 @@ class Folder:
         return [entry.name for entry in names]
 
     def write(self, name: str, raw: bytes, sync: bool = True) -> None:
-        """As `write_pieces`. Raises as `check_stored`, but with sync=False."""
+        """Write as `write_pieces` does. Raises as `check_stored`, but with sync=False."""
         self.write_pieces(name, [raw], sync)
         if sync and not self.local:
             self.check_stored(name)

@@ -119,7 +119,7 @@ def open_below(root: str, name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def open_cached(root: str, name: str) -> int:
-    """As `open_below`, for reading, also in the cache of the Hugging Face hub's client.
+    """Open to read, as `open_below` does, also in the cache of the Hugging Face hub's client.
 
     There SNAPSHOTS/COMMIT/NAME is a link to ../../blobs/HASH. Such a link is followed to a plain file in `blobs`, which
     belongs to the same model.
@@ -175,7 +175,7 @@ def is_broken(error: Exception) -> bool:
 
 
 def write_whole(path: Path, pieces: Iterable[Buffer], create: bool = False, sync: bool = True) -> None:
-    """As `write_below`, at a path that may lead through links."""
+    """Write as `write_below` does, at a path that may lead through links."""
     write_below(str(path.parent), path.name, pieces, create, sync)
 
 

@@ -18,9 +18,10 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
+from mingpt.config.schema import Config
 from mingpt.errors import STOPPED, USER_ERROR
 from mingpt.launch.ending import Ending, verdict
-from mingpt.launch.newest import Newest
+from mingpt.launch.newest import Newest, newest
 from mingpt.launch.watchdog import RendezvousWatchdog
 from mingpt.world import rendezvous
 from mingpt.world.lifetime import AGAIN_SECONDS, STOP_SIGNALS, Lifetime, Phase
@@ -180,19 +181,15 @@ class Forked(SubprocessHandler):
 
 def run(
     arguments: list[str],
-    limit: int,
-    grace_seconds: int,
-    answer_seconds: float,
-    silent_seconds: float,
+    config: Config,
     port: int,
-    newest: Callable[[], Newest],
     say: Callable[[str], None],
     lifetime: Lifetime,
     standby: Standby | None = None,
 ) -> tuple[int, str]:
     """Do with torchrun's arguments what torchrun does, by our agent; returns the exit code and the reason.
 
-    limit, grace_seconds, newest: see Agent. answer_seconds, silent_seconds, port: see RendezvousWatchdog.
+    port: of the rendezvous' host. say: prints a line. standby: what forks the workers; None: they start cold.
     """
     if standby:
         Forked.standby = standby
@@ -201,7 +198,8 @@ def run(
     # torchrun would read its options from these, too; launch/torchrun.py has read them, and all are arguments now.
     for name in [f"PET_{option.upper()}" for option in (*OPTIONS, "standalone", "no_python", "run_path", "module")]:
         os.environ.pop(name, None)
-    watchdog = RendezvousWatchdog(port, answer_seconds, silent_seconds, say)
+    limit = config.launch.max_attempts_without_progress
+    watchdog = RendezvousWatchdog(port, config.world.init_timeout_seconds, config.world.timeout_seconds, say)
     # torchrun as a child process was tried and not taken: it can't tell a user error or a stop from a crash, its
     # workers have 30 s for a snapshot, and after a worker was killed the next step came later (54.7 s in place of 38.2,
     # c10d).
@@ -210,11 +208,13 @@ def run(
     try:
         # Not those that an older torch does not know, of signals and time: our agent sees to both itself.
         options, _ = torchrun.get_args_parser().parse_known_args(arguments)
-        config, command, words = torchrun.config_from_args(options)
+        launch, command, words = torchrun.config_from_args(options)
         answered = watchdog.start()  # a c10d rendezvous connects to its store when it is made
-        spec = _spec(config, command, words)
+        spec = _spec(launch, command, words)
         answered()
-        agent = Agent(config, spec, limit, grace_seconds, newest, say, watchdog, lifetime)
+        agent = Agent(
+            launch, spec, limit, config.launch.shutdown_timeout_seconds, lambda: newest(config), say, watchdog, lifetime
+        )
         agent.run()
     except (SignalException, Exception) as error:
         failed = error

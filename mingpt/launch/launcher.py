@@ -20,7 +20,6 @@ from mingpt.compose import compose
 from mingpt.compose.resolvers import MOMENT
 from mingpt.errors import CRASHED, FINISHED, USER_ERROR
 from mingpt.launch.managed import managed
-from mingpt.launch.newest import newest
 from mingpt.launch.torchrun import Torchrun
 from mingpt.world.env import AGENT_PID, OVERRIDES
 from mingpt.world.lifetime import STOP_SIGNALS, Lifetime
@@ -53,18 +52,7 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
     from mingpt.launch.agent import run
     from mingpt.observe.notify import notify
 
-    code, reason = run(
-        command.arguments,
-        limit=config.launch.max_attempts_without_progress,
-        grace_seconds=config.launch.shutdown_timeout_seconds,
-        answer_seconds=config.world.init_timeout_seconds,
-        silent_seconds=config.world.timeout_seconds,
-        port=node.port,
-        newest=lambda: newest(config),
-        say=lambda text: say(f"launch: {text}"),
-        lifetime=lifetime,
-        standby=standby,
-    )
+    code, reason = run(command.arguments, config, node.port, lambda text: say(f"launch: {text}"), lifetime, standby)
     # The exit code is decided. A signal that comes now must not change it.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

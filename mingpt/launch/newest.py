@@ -48,10 +48,15 @@ def newest(config: Config) -> Newest:
     return answers[-1]
 
 
-def main(arguments: list[str]) -> int:
+def configured(arguments: list[str]) -> Config:
+    """The config of `mingpt launch` with these arguments."""
     config = compose.configure(tuple(given(parse("launch", arguments))))
     assert config is not None  # the parser has answered --help
-    say(str(newest(config).step))
+    return config
+
+
+def main(arguments: list[str]) -> int:
+    say(str(newest(configured(arguments)).step))
     return FINISHED
 
 

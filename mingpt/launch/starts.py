@@ -11,20 +11,16 @@ import sys
 from functools import partial
 
 from mingpt.cli.command import code_of
-from mingpt.cli.parsers import parse
-from mingpt.compose import compose
-from mingpt.compose.commandline import given
 from mingpt.errors import FINISHED, UserError
 from mingpt.files.folder import Folder
-from mingpt.launch.newest import newest
+from mingpt.launch.newest import configured, newest
 
 FILE = "attempts/starts"
 
 
 def main(arguments: list[str], job: str) -> int:
     """Add this start of a job to the run's. Raises UserError if those before it have all been in vain."""
-    config = compose.configure(tuple(given(parse("launch", arguments))))
-    assert config is not None  # the parser has answered --help
+    config = configured(arguments)
     folder = Folder(config.run.dir)
     limit = config.launch.max_attempts_without_progress
     step = newest(config).step

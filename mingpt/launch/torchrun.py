@@ -29,7 +29,7 @@ class Command:
     """torchrun's arguments, and the environment that it needs."""
 
     arguments: list[str]
-    # Of the config. The workers get them in an environment variable, since `ps` shows arguments to every user.
+    # The config's. The workers get them in an environment variable, since `ps` shows arguments to every user.
     overrides: tuple[str, ...]
     environment: dict[str, str]
 

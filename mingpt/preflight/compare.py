@@ -10,6 +10,10 @@ from mingpt.preflight.finding import Finding, Level
 ENDED = "it ended or stopped answering during preflight"
 CLOCK_SECONDS = 5.0  # less may be the way of a message
 
+FABRIC = (
+    "look at what NCCL_DEBUG=INFO prints; an image needs libibverbs1, ibverbs-providers and librdmacm1, a container "
+    "/dev/infiniband, and EFA also libfabric and aws-ofi-nccl (docs/large.md)"
+)
 INSTALL = "install the versions of constraints.txt on every node (bash recipes/setup.sh)"
 # Facts that should be equal on all nodes: key, level of the finding if they differ, name, and what to do.
 ALIKE: tuple[tuple[str, Level, str, str], ...] = (

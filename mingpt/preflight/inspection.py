@@ -15,7 +15,7 @@ from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, TransientError, UserError
 from mingpt.files.storage import names_a_disk
 from mingpt.launch.torchrun import Torchrun
-from mingpt.preflight import compare, fabric, links, machine, meeting, places
+from mingpt.preflight import compare, links, machine, meeting, places
 from mingpt.preflight.finding import Finding, Level, Report, exit_code, findings_of
 from mingpt.preflight.helper import Helper, Unreached, answer
 from mingpt.preflight.links import LIMIT, Echo
@@ -26,6 +26,7 @@ from mingpt.world.platforms import find_placement
 # The limits of the checks after all nodes have come; on good nodes each takes a fraction of it, but torch may have to
 # be imported from a busy file server.
 IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS, SHORT_SECONDS = 180, 60, 30, 10
+FABRIC_SECONDS = 60  # for NCCL's start and its all-reduces
 LINKS_SECONDS = 6 * LIMIT + SHORT_SECONDS
 NAME_ADVICE = "correct /etc/hosts or the DNS, or give an address that means the head on every node"
 PEERS = 8  # nodes to which each node measures the link
@@ -40,7 +41,7 @@ class Inspection:
         seconds: the longest wait for the other nodes.
         """
         self.node, self.config, self.processes = node, config, processes
-        self.mine = list[Finding]()  # what this node finds alone
+        self.own_findings = list[Finding]()  # what this node finds alone
         self.seconds = seconds
         self.begun = time.monotonic()
         self.placement = find_placement(os.environ)
@@ -57,7 +58,7 @@ class Inspection:
         self.writing = self.files.ask(places.write, self.places, self.identity, config.snapshot.dir)
 
     def _add(self, level: Level, check: str, text: str, advice: str) -> None:
-        self.mine.append(Finding(level, self.name, check, text, advice))
+        self.own_findings.append(Finding(level, self.name, check, text, advice))
 
     def _report(self, nodes: list[dict[str, Any]], findings: list[Finding], notes: list[str]) -> Report:
         return Report(nodes, findings, notes, time.monotonic() - self.begun, self.name, self.rank)
@@ -72,7 +73,7 @@ class Inspection:
             # Report what this node has found alone.
             self.rank, about = 0, self._about_me(0)
             self._check_place()
-            return self._report([about], self.mine, [])
+            return self._report([about], self.own_findings, [])
         finally:
             cleaning = self.files.ask(places.clean, self.places, self.identity)
             with suppress(Unreached):
@@ -130,7 +131,7 @@ class Inspection:
             asked = self.store.ask(meeting.meet, node.host, node.port, own, node.rank, node.most, self.seconds)
             self.rank = answer(asked, self.seconds + 2 * meeting.SLACK_SECONDS)
         except UserError as error:
-            self.mine += findings_of(error, self.name, "nodes")
+            self.own_findings += findings_of(error, self.name, "nodes")
             raise Unreached from error
         except (Unreached, OSError) as error:
             if head:
@@ -138,7 +139,7 @@ class Inspection:
                 text = f"port {node.port} can't be opened here ({reason})"
                 self._add("problem", "ports", text, "stop what listens there, or choose another port")
             else:
-                self.mine.append(links.why_unreachable(node.host, node.port, self.name))
+                self.own_findings.append(links.why_unreachable(node.host, node.port, self.name))
             raise Unreached from error
 
     def _is_head(self, addresses: list[str], loopback: str | None) -> bool:
@@ -150,7 +151,7 @@ class Inspection:
     # --- this node ---
 
     def _about_me(self, port: int) -> dict[str, Any]:
-        """What this node sends to the others; findings about this node alone are added to `mine`."""
+        """What this node sends to the others; findings about this node alone are added to `own_findings`."""
         with suppress(OSError):
             self.own = self.own or network.address_towards(self.node.host)
         own = self.own or "127.0.0.1"
@@ -164,8 +165,8 @@ class Inspection:
                 environment = network.settings(facts["interface"], os.environ)
                 addresses += machine.by_environment(own)
             except UserError as error:
-                self.mine += findings_of(error, self.name, "interface")
-        self.mine += machine.findings(self.config, facts, processes)
+                self.own_findings += findings_of(error, self.name, "interface")
+        self.own_findings += machine.findings(self.config, facts, processes)
         seen = len(facts["visible"])
         present = len(facts["gpus"])
         if seen < present and not os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -200,7 +201,7 @@ class Inspection:
             text = f"run.dir={self.config.run.dir}: {error}"
             self._add("problem", "run.dir", text, "look at the network and the address")
         except (UserError, TransientError) as error:
-            self.mine += findings_of(error, self.name, "run.dir")
+            self.own_findings += findings_of(error, self.name, "run.dir")
 
     def _check_place(self) -> bool:
         """Whether this node can write the run directory and read it back."""
@@ -228,9 +229,9 @@ class Inspection:
         clock, head = time.time(), nodes[0]["facts"]["host"]
         # Test the links to the next PEERS nodes by rank: to all in a large job would be too many connections.
         peers = sorted(nodes, key=lambda node: (node["rank"] - self.rank) % self.node.most)[1 : PEERS + 1]
-        self.mine += links.findings(self.name, peers)
+        self.own_findings += links.findings(self.name, peers)
         keepers, notes = self._check_run_dir(clock, [node["facts"]["host"] for node in nodes])
-        gathered = self._gather(FINDINGS, [vars(finding) for finding in self.mine], PLACE_SECONDS)
+        gathered = self._gather(FINDINGS, [vars(finding) for finding in self.own_findings], PLACE_SECONDS)
         findings, answered = compare.of_all(nodes, gathered, keepers)
         missing = sorted({*range(self.node.most)} - {node["rank"] for node in nodes})
         # With fewer nodes than the least, training would wait for them; with more, it begins without them.
@@ -260,7 +261,7 @@ class Inspection:
         answered = written if self.writing.ready() else None
         places = self._gather(PLACES, [clock, answered, self.identity, self.name], LINKS_SECONDS + PLACE_SECONDS)
         assert places[0] is not None
-        self.mine += compare.clock(self.name, places[0][0] - clock, hosts[0])
+        self.own_findings += compare.clock(self.name, places[0][0] - clock, hosts[0])
         if written and not names_a_disk(self.config.run.dir):
             writers = dict[str, str]()
             for place in places:
@@ -276,7 +277,7 @@ class Inspection:
             keepers, notes = answer(asked, PLACE_SECONDS)
         except (UserError, TransientError) as error:
             if all(place and place[1] for place in places):  # else nodes that can't write have said so
-                self.mine += findings_of(error, self.name, "run.dir")
+                self.own_findings += findings_of(error, self.name, "run.dir")
             return hosts, []
         return keepers, notes
 
@@ -285,11 +286,20 @@ class Inspection:
         if self.config.world.backend == "gloo" or not all(node["facts"]["nccl"] for node in nodes):
             return []
         try:
-            results = self._gather(RESULTS, answer(self.store.ask(fabric.measure), fabric.SECONDS), fabric.SECONDS)
+            result = answer(self.store.ask(meeting.reduce_over_nccl), FABRIC_SECONDS)
+            results = self._gather(RESULTS, result, FABRIC_SECONDS)
         except (Unreached, OSError) as error:  # nothing comes after this that needs a helper that hangs
-            findings.append(Finding("warning", self.name, "nccl", f"no all-reduce over NCCL ({error})", fabric.ADVICE))
+            text = f"no all-reduce over NCCL ({error})"
+            findings.append(Finding("warning", self.name, "nccl", text, compare.FABRIC))
             return []
-        return fabric.judge([node["facts"] for node in nodes], results, findings)
+        notes = list[str]()
+        for node, result in zip(nodes, results, strict=True):
+            facts = node["facts"]
+            notes.append(f"NCCL on {facts['host']}: {result or 'no answer'}")
+            if facts["infiniband"] and "network Socket" in str(result):
+                text = f"NCCL takes TCP, and not {', '.join(facts['infiniband'])}"
+                findings.append(Finding("warning", facts["host"], "nccl", text, compare.FABRIC))
+        return notes
 
     def _reduce(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
         """A line about the speed of an all-reduce; nodes where it failed are added to `findings`."""

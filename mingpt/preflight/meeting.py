@@ -6,10 +6,12 @@ Functions import torch themselves, in the helper: the process that started it im
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import count
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from mingpt.config.schema import Config
@@ -24,6 +26,13 @@ SLACK_SECONDS = 5.0  # that a node waits longer for the head than the head waits
 LARGE, SMALL = 2**23, 2**15  # bytes of an all-reduce
 SLOW_SECONDS = 0.1  # of a small all-reduce, after which no large one is tried
 ROUNDS = 5  # of each
+FABRIC_BYTES = 2**28  # of an all-reduce over NCCL
+# What NCCL says of the networks that it finds, with their devices, and of the one that it takes. All else goes over
+# TCP, and finds nothing wrong where NCCL misses InfiniBand or EFA (an image without libibverbs, a container without the
+# devices): NCCL then takes TCP, many times slower, and says so in these lines alone.
+NETWORK = re.compile(
+    r"NCCL INFO (NET/\w+ ?: Using \[0\].*|NET/OFI Selected .*|Failed to open libibverbs.*|Using network .*)"
+)
 
 
 class Meeting:
@@ -147,6 +156,19 @@ def reduce(environment: dict[str, str], seconds: float) -> float:
     store, limit = dist.PrefixStore("reduce", _met.store), timedelta(seconds=seconds)
     dist.init_process_group("gloo", store=store, rank=_met.rank, world_size=_met.size, timeout=limit)
     return speed([SMALL, LARGE], "cpu")
+
+
+def reduce_over_nccl() -> str:
+    """All-reduces with one GPU of each node: how fast they are, and what NCCL says of networks.
+
+    Called last of all, after `reduce`, whose environment stays: NCCL may hang, or take the process with it.
+    """
+    import torch.distributed as dist
+
+    with NamedTemporaryFile("r") as log:
+        os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": log.name}
+        rate = speed([FABRIC_BYTES], "cuda", dist.new_group(backend="nccl")) / 1e9
+        return f"{rate:.1f} GB/s from one GPU; {', '.join(NETWORK.findall(log.read()))}"
 
 
 def speed(sizes: Sequence[int], device: str, group: Any = None) -> float:

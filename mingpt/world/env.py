@@ -44,17 +44,17 @@ class Env:
         """check: raise UserError with all that is wrong, or missing beside RANK."""
         # Read anew each time, which takes 15 µs: kept in a global it would be stale once srun's variables are set
         # (slurm.py), or a process has got another rank (joining.py).
-        given = os.environ
+        variables = os.environ
         problems = list[str]()
         start = "start with torchrun"
-        launched = "RANK" in given
+        launched = "RANK" in variables
         needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if launched else ()
-        missing = [name for name in needed if not given.get(name, "").strip()]
+        missing = [name for name in needed if not variables.get(name, "").strip()]
         if missing:
             problems.append(f"RANK is set in the environment, but not {', '.join(missing)}: {start}, or set all")
 
         def number(name: str, least: int, most: int, default: str = "0") -> int:
-            text = given.get(name, default)
+            text = variables.get(name, default)
             if text.isdecimal() and least <= int(text) <= most:
                 return int(text)
             if name not in missing:
@@ -67,18 +67,19 @@ class Env:
             launched=launched,
             rank=rank,
             size=size,
-            host=given.get("MASTER_ADDR", ""),
+            host=variables.get("MASTER_ADDR", ""),
             port=number("MASTER_PORT", 1, 65535) if launched else 0,
-            hosts=rank == 0 and given.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            hosts=rank == 0 and variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
             local_rank=number("LOCAL_RANK", 0, LARGEST),
-            local_size=number("LOCAL_WORLD_SIZE", int("LOCAL_WORLD_SIZE" in given), LARGEST),  # given, it is not 0
-            agent=int(given.get(AGENT_PID, os.getppid())) if "TORCHELASTIC_RUN_ID" in given else None,
-            ours=AGENT_PID in given,
-            job=given.get("SKYPILOT_TASK_ID") or given.get("SLURM_JOB_ID") or "",
+            # At least 1 if it is there.
+            local_size=number("LOCAL_WORLD_SIZE", int("LOCAL_WORLD_SIZE" in variables), LARGEST),
+            agent=int(variables.get(AGENT_PID, os.getppid())) if "TORCHELASTIC_RUN_ID" in variables else None,
+            ours=AGENT_PID in variables,
+            job=variables.get("SKYPILOT_TASK_ID") or variables.get("SLURM_JOB_ID") or "",
             # torchrun's number, and that of srun's tasks without torchrun, whose ranks may alternate between nodes. A
             # host name comes last: two nodes may have one (localhost), and two launchers on one machine are two nodes.
-            node=given.get("GROUP_RANK") or given.get("SLURM_NODEID") or socket.gethostname(),
-            head=(given.get("SKYPILOT_NODE_RANK") or given.get("SLURM_NODEID")) == "0",
+            node=variables.get("GROUP_RANK") or variables.get("SLURM_NODEID") or socket.gethostname(),
+            head=(variables.get("SKYPILOT_NODE_RANK") or variables.get("SLURM_NODEID")) == "0",
         )
         if check and problems:
             raise UserError(*problems)

@@ -38,10 +38,10 @@ def classify(error: BaseException, phase: Phase, config: Config | None = None) -
     no_memory = isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY)
     if no_memory or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         cure = f"lower {_smaller_batch(config) or 'batch.micro_size'}, model.block_size or the model's size"
-        held = held_by_others()
-        if held:
+        others = held_by_others()
+        if others:
             # Nothing that the user could set: the launcher tries again when that process may be gone.
-            where = f"{held / 2**30:.1f} GiB of this GPU are held by other processes: see nvidia-smi"
+            where = f"{others / 2**30:.1f} GiB of this GPU are held by other processes: see nvidia-smi"
             return Failure(f"out of memory: {where} ({first_line})", CRASHED, False)
         if phase < Phase.TRAINING:  # a retry would run out of memory again
             return Failure(f"out of memory in the first step: {cure} ({first_line})", USER_ERROR, False)
@@ -78,8 +78,8 @@ def held_by_others() -> int:
         return 0
     # The driver's count is of all processes; torch's is of this one's allocator.
     free, total = torch.cuda.mem_get_info()
-    held = total - free - torch.cuda.memory_reserved() - 2**30
-    return max(held, 0)
+    others = total - free - torch.cuda.memory_reserved() - 2**30
+    return max(others, 0)
 
 
 def _smaller_batch(config: Config | None) -> str:

@@ -210,10 +210,10 @@ PYTORCHJOB_VARIABLES = {
 }
 
 
-def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
+def options_of(environment: Mapping[str, str], command_line: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
     """torchrun's options from PET_… variables, and what those do not say from the four variables of a PyTorchJob.
 
-    Returns the variable and the value of each. given: the options of the command line. Raises UserError if the
+    Returns the variable and the value of each. command_line: its options. Raises UserError if the
     variables announce other nodes but are incomplete, contradict each other, or say something else than the command
     line.
     """
@@ -227,15 +227,15 @@ def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) 
     of_others = [options[name][0] for name in ("node_rank", "master_addr", "rdzv_endpoint") if name in options]
     # One pod of a PyTorchJob has RANK=0 and WORLD_SIZE=1: these say nothing then.
     if _above_one(environment, "WORLD_SIZE") or environment.get("RANK", "0").strip() not in ("", "0"):
-        options |= _of_job(environment, options, given)
-    if of_others and "nnodes" not in options and not given.get("nnodes"):
+        options |= _of_job(environment, options, command_line)
+    if of_others and "nnodes" not in options and not command_line.get("nnodes"):
         _require("torchrun's variables", ["PET_NNODES"], environment, of_others)
     problems = list[str]()
     for name, (variable, value) in options.items():
-        if name not in PER_NODE_OPTIONS and given.get(name) not in (None, value):
+        if name not in PER_NODE_OPTIONS and command_line.get(name) not in (None, value):
             problems.append(
-                f"--{name.replace('_', '-')}={given[name]} contradicts {variable}={value} in the environment: leave "
-                f"the option out, or unset the variable"
+                f"--{name.replace('_', '-')}={command_line[name]} contradicts {variable}={value} in the environment: "
+                f"leave the option out, or unset the variable"
             )
     if problems:
         raise UserError(*problems)
@@ -243,10 +243,10 @@ def options_of(environment: Mapping[str, str], given: Mapping[str, str | None]) 
 
 
 def _of_job(
-    environment: Mapping[str, str], options: Mapping[str, tuple[str, str]], given: Mapping[str, str | None]
+    environment: Mapping[str, str], options: Mapping[str, tuple[str, str]], command_line: Mapping[str, str | None]
 ) -> dict[str, tuple[str, str]]:
     """What a PyTorchJob's variables add to torchrun's (`options`). Raises UserError as `options_of`."""
-    sizes = _sizes_of_job(options, given)
+    sizes = _sizes_of_job(options, command_line)
     problems = list[str]()
     missing = dict[str, str]()  # the variable by the option that torchrun's variables do not say
     for option, name in PYTORCHJOB_VARIABLES.items():
@@ -275,12 +275,12 @@ def _of_job(
     return added
 
 
-def _sizes_of_job(options: Mapping[str, tuple[str, str]], given: Mapping[str, str | None]) -> set[str]:
+def _sizes_of_job(options: Mapping[str, tuple[str, str]], command_line: Mapping[str, str | None]) -> set[str]:
     """What WORLD_SIZE may be where PET_NNODES is set."""
     # Since v1.7 of the training operator, WORLD_SIZE counts processes; PET_NNODES is always there, and has the word.
     nodes = options.get("nnodes", ("", ""))[1]
     sizes = {nodes}
-    for per_node in (options.get("nproc_per_node", ("", ""))[1], given.get("nproc_per_node") or ""):
+    for per_node in (options.get("nproc_per_node", ("", ""))[1], command_line.get("nproc_per_node") or ""):
         if nodes.isdecimal() and per_node.isdecimal():
             sizes.add(str(int(nodes) * int(per_node)))
     return sizes

@@ -126,9 +126,9 @@ def set_torchrun_variables(environment: MutableMapping[str, str]) -> None:
 
 def hides_gpus(environment: Mapping[str, str], visible: int) -> bool:
     """Whether Slurm hides the other tasks' GPUs from this task (--gpus-per-task, --gpu-bind)."""
-    given = environment.get("SLURM_GPUS_ON_NODE", "")
+    gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     alone = is_task(environment) and "TORCHELASTIC_RUN_ID" not in environment
-    return alone and given.isdecimal() and 0 < visible < int(given)
+    return alone and gpus.isdecimal() and 0 < visible < int(gpus)
 
 
 def task() -> int | None:

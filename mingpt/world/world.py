@@ -20,7 +20,7 @@ Gather = Callable[[Any], list[Any]]  # a JSON value of every process, by rank
 class Progress:
     """What this process has done, for the watchdog (liveness.py), whose thread reads it without a lock."""
 
-    # Of the process and not of a World: groups of a world share them, and the watchdog asks for what all have done.
+    # The process's and not a World's: groups of a world share them, and the watchdog asks for what all have done.
     microbatches = 0  # read or evaluated
     collectives = 0  # entered
     groups: ClassVar = WeakSet[dist.ProcessGroup]()  # training's besides the default one
@@ -95,13 +95,13 @@ class World:
         if self.size == 1:
             return self
         identities = self.gather(identity)
-        mine = self
+        part = self
         for node in sorted(set(identities)):  # new_group is collective: every process makes every group
             ranks = [rank for rank, other in enumerate(identities) if other == node]
             group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=limit_seconds))
             if node == identity:
-                mine = replace(self, rank=ranks.index(self.rank), size=len(ranks), group=group)
-        return mine
+                part = replace(self, rank=ranks.index(self.rank), size=len(ranks), group=group)
+        return part
 
     def gather(self, value: Any) -> list[Any]:
         """All-gather: every process's JSON value, by rank."""

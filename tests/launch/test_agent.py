@@ -78,11 +78,16 @@ def test_the_end_of_the_store_is_no_error_once_the_workers_have_finished(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The head hosts the store, and may leave the exit barrier first."""
-    records, logger = list[str](), logging.getLogger(api.__name__)
-    monkeypatch.setattr(logger, "filters", [lambda record: not records.append(record.msg)])
+    records = list[str]()
+
+    def note(record: logging.LogRecord) -> bool:
+        records.append(record.msg)
+        return True
+
+    monkeypatch.setattr(logging.getLogger(api.__name__), "filters", [note])
     agent.leave_out_torchs_last_lines()
     head = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    own = an_agent(Answers(0))
+    own: Any = an_agent(Answers(0))
     own._store = TCPStore("127.0.0.1", head.port, is_master=False)
     own._worker_group.group_world_size = 2
     del head

@@ -19,12 +19,12 @@ from mingpt.compose.compose import configure
 from mingpt.errors import CRASHED, SnapshotFailed, UserError
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
-from mingpt.launch.newest import Newest
 from mingpt.launch.torchrun import Command, Torchrun
 from mingpt.world.env import START
 from mingpt.world.failures import classify
 from mingpt.world.lifetime import Lifetime, Phase, leave_reason
 from mingpt.world.secret import SECRET
+from tests.kits.config_kit import configured
 from tests.kits.told import Told
 
 COMMANDS = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text())
@@ -64,7 +64,7 @@ def test_torchrun_itself_takes_none_of_these_variables_from_the_environment(monk
     assert "run.dir=s3://user:secret@bucket/r" in command.overrides
     assert "secret" not in " ".join(command.arguments)  # `ps` shows them to everybody
     older = ["--no-such-option=3", *command.arguments]  # one that only newer torchruns have
-    assert agent.run(older, 1, 30, 60, 60, 0, lambda: Newest(0), print, Lifetime()) == (CRASHED, "RuntimeError: enough")
+    assert agent.run(older, configured(), 0, print, Lifetime()) == (CRASHED, "RuntimeError: enough")
     (found,) = taken
     assert (found.nnodes, found.nproc_per_node, found.rdzv_backend) == ("1", "3", "mingpt-static")
     assert (found.rdzv_endpoint, found.rdzv_id) == ("127.0.0.1:0", "r")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.preflight.fabric import NETWORK
+from mingpt.preflight.meeting import NETWORK
 from tests.kits.net_kit import LIMIT, Net, hosts, needs_hosts
 from tests.kits.told import Told
 
