@@ -107,8 +107,9 @@ def test_a_signed_manifest_that_lies_is_damaged(store: Store, path: str) -> None
 def test_json_that_no_writer_of_ours_makes_is_damaged(store: Store, old: bytes, new: bytes) -> None:
     """Not by its checksum alone, which is right."""
     first, _, others = store.read_manifest(3).split(b"\n", 2)  # the checksum has the second line
-    assert old in (rest := first + b"\n" + others)
-    rest = rest.replace(old, new, 1)
+    content = first + b"\n" + others
+    assert old in content
+    rest = content.replace(old, new, 1)
     is_damaged(store, rest.replace(b"\n", b'\n "checksum": "%s",\n' % sha256(rest).hexdigest().encode(), 1))
 
 
