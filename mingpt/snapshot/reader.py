@@ -1,7 +1,8 @@
 """Find snapshots, read one and verify all of it on the way."""
 
+import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -121,11 +122,9 @@ def verified_pieces(store: Store, manifest: Manifest, name: str) -> Iterator[mem
 
 def read_back(store: Store, step: int, part: EncodedPart) -> None:
     """Read a part that was just written. Raises SnapshotFailed unless its bytes are those that it should have."""
-    try:
+    with damage_as(SnapshotFailed, store, step, ", when it was read back after it was written"):
         for _ in verified(part.name, part.size, part.tensors, store.read_pieces(step, part.name, part.size)):
             pass
-    except Damaged as problem:
-        raise SnapshotFailed(f"{problem}, when it was read back after it was written") from problem
 
 
 def kind_of(part: str) -> Kind:
@@ -160,11 +159,16 @@ def val_losses(store: Store, steps: Sequence[int], seen: Seen) -> dict[int, floa
     return losses
 
 
+def best_of(losses: Mapping[int, float | None]) -> int | None:
+    """The step with the lowest loss, of equal ones the oldest. None: nothing was measured."""
+    # A NaN would be the smallest, or not, by the order of steps.
+    measured = [(loss, step) for step, loss in losses.items() if loss is not None and math.isfinite(loss)]
+    return min(measured)[1] if measured else None
+
+
 def best_step(found: Found) -> int | None:
     """The step with the lowest validation loss, of equal ones the oldest, among those measured as the newest's was."""
-    losses = val_losses(found.store, found.steps, {})
-    measured = [(loss, step) for step, loss in losses.items() if loss is not None]
-    return min(measured)[1] if measured else None
+    return best_of(val_losses(found.store, found.steps, {}))
 
 
 def split_url(url: str) -> tuple[str, int | None]:

@@ -3,14 +3,13 @@
 `steps_to_delete` is the policy, a pure function. `plan` applies it to a store's content, and `Plan.apply` deletes.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from mingpt.errors import Damaged, OtherFormat, Unreadable
 from mingpt.snapshot.format import MANIFEST
-from mingpt.snapshot.reader import Seen, read_manifest, val_losses
+from mingpt.snapshot.reader import Seen, best_of, read_manifest, val_losses
 from mingpt.snapshot.store import PROBE, File, Store
 
 DAY = 86400
@@ -32,15 +31,12 @@ def steps_to_delete(retention: Retention, snapshots: Mapping[int, float | None])
     steps = sorted(snapshots)
     stay = set(steps[-max(1, retention.keep) :])
     stay.add(retention.stable_until)
-    measured = list[tuple[float, int]]()
     for step in steps:
         if retention.keep_every > 0 and step % retention.keep_every == 0:
             stay.add(step)
-        loss = snapshots[step]
-        if loss is not None and math.isfinite(loss):  # a NaN would be the smallest, or not, by the order of steps
-            measured.append((loss, step))
-    if retention.keep_best and measured:
-        stay.add(min(measured)[1])  # of equal losses the oldest step
+    best = best_of(snapshots)
+    if retention.keep_best and best is not None:
+        stay.add(best)
     return [step for step in steps if step not in stay]
 
 

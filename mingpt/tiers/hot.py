@@ -18,7 +18,6 @@ from mingpt.errors import UserError
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import is_own, own_folder
 from mingpt.files.storage import name_of, place
-from mingpt.snapshot.format import MANIFEST
 from mingpt.snapshot.store import Store
 
 RUN_ID = "run-id"
@@ -67,7 +66,7 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int, spare_
     spare_bytes: of this memory, for others.
     """
     own = folder(hot_dir, run_dir, identity)
-    base = own.parent
+    base, memory = own.parent, Store(str(own), "snapshot.hot_dir")
     with place("snapshot.hot_dir", hot_dir):
         if not own_folder(base):
             raise UserError(
@@ -77,21 +76,14 @@ def open_hot(hot_dir: str, run_dir: str, identity: str, state_bytes: int, spare_
         own.mkdir(exist_ok=True)
         _remove_stale(base, own)  # before the space is measured
         # Committed snapshots make room for the next ones; those that were set aside stay.
-        taken = sum(_size(Path(at, name)) for at, _, names in os.walk(own) if MANIFEST in names for name in names)
+        taken = sum(file.size or 0 for step in memory.steps() for file in memory.files(step))
         free, needed = shutil.disk_usage(hot_dir).free + taken, 2 * state_bytes + spare_bytes
     if free < needed:
         raise UserError(
             f"snapshot.hot_dir={hot_dir}: two snapshots take {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are "
             f"free: give it more (docker: --shm-size), or set snapshot.hot_every_steps=0"
         )
-    return Store(str(own), "snapshot.hot_dir")
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except FileNotFoundError:  # another process of this node has deleted it
-        return 0
+    return memory
 
 
 def remove(store: Store) -> None:

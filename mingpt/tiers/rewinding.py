@@ -35,14 +35,12 @@ def rewind(
     with damage_as(UserError, store, step, ": choose another step"):
         manifest = read_manifest(store, step)
     # The claim comes first: if this is killed after it, the next start sets the rest aside, as overtaken.
-    _claim(run_dir, store, manifest, dropped)
+    _claim(run_dir, store, manifest, dropped, None)
     _set_rewound_aside(store, memory, lambda tier, s: s > step, log)
     log(f"the next attempt starts from step {step}, digest {manifest.digest}")
 
 
-def _claim(
-    run_dir: str, store: Store, to: Manifest, dropped: tuple[int, int] | None = None, undoes: int | None = None
-) -> Record:
+def _claim(run_dir: str, store: Store, to: Manifest, dropped: tuple[int, int] | None, undoes: int | None) -> Record:
     """Claim an attempt that continues from `to`."""
     newest = 0  # that a snapshot names: with snapshot.dir set, run.dir may be new and have no claims
     for step in store.steps():
@@ -84,7 +82,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -
                 f"{run_dir}: the rewind to step {claims[number].from_step} can't be undone: nothing that it set aside "
                 f"can be brought back"
             )
-        claim = _claim(run_dir, store, back[max(back)][1], undoes=number)
+        claim = _claim(run_dir, store, back[max(back)][1], None, number)
     assert claim is not None
     assert claim.undoes is not None
     line, start = line_of(claims, claim.undoes - 1), claims[claim.undoes].from_step

@@ -7,7 +7,9 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +125,21 @@ def test_what_killed_runs_left_is_removed_after_a_day(tmp_path: Path) -> None:
         os.utime(path, (0, time.time() - hot.STALE_SECONDS - 10))
     hot.open_hot(str(tmp_path), str(tmp_path / "own"), "b" * 32, 10)
     assert sorted(p.name.partition("-")[0] for p in base.iterdir()) == ["own", "young"]
+
+
+def test_the_next_snapshots_take_the_place_of_those_that_are_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot.shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    open_for = partial(hot.open_hot, str(tmp_path), str(tmp_path / "run"), "a" * 32, spare_bytes=0)
+    save(store := open_for(0), 1)
+    size = sum(path.stat().st_size for path in Path(store.folder(1)).iterdir())
+    open_for(size // 2)
+    with pytest.raises(UserError, match="two snapshots take"):
+        open_for(size // 2 + 1)
+    store.set_aside(1)  # stays
+    with pytest.raises(UserError, match="two snapshots take"):
+        open_for(1)
 
 
 def test_a_folder_in_memory_belongs_to_one_run_directory(tmp_path: Path) -> None:
