@@ -29,7 +29,8 @@ def overrides_line(overrides: Sequence[str], config: Config) -> str:
 
     Values come from the config, in which each has its key: a text alone does not tell what is a secret.
     """
-    shown, said = recorded(config), dict[str, str]()
+    shown: Any = recorded(config)
+    said = dict[str, str]()
     for text in overrides:
         key, value = text.partition("=")[0].lstrip("+~"), shown
         for name in key.split("."):
