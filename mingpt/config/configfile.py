@@ -18,10 +18,9 @@ DEEPEST = 16  # a mixture's keys have 5 levels
 LONGEST = 2**17  # bytes; the largest of ours has some 3,000
 
 
-def recorded(config: Config) -> dict[str, Any]:
-    """The config as plain values, without secrets: as the files of a run record it, and as a resume compares it."""
-    values: dict[str, Any] = without_secrets(config.model_dump())
-    return values
+def public_config(config: Config) -> dict[str, Any]:
+    """The plain config without secrets, as a run's files have it."""
+    return dict(without_secrets(config.model_dump()))
 
 
 def overrides_line(overrides: Sequence[str], config: Config) -> str:
@@ -29,7 +28,7 @@ def overrides_line(overrides: Sequence[str], config: Config) -> str:
 
     Values come from the config, in which each has its key: a text alone does not tell what is a secret.
     """
-    shown: Any = recorded(config)
+    shown: Any = public_config(config)
     said = dict[str, str]()
     for text in overrides:
         key, value = text.partition("=")[0].lstrip("+~"), shown

@@ -7,7 +7,7 @@ from typing import Any
 
 from mingpt.compute.numerics import differences
 from mingpt.config.affecting import settings
-from mingpt.config.configfile import recorded
+from mingpt.config.configfile import public_config
 from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.errors import UserError
@@ -22,7 +22,7 @@ def agree_on_inputs(world: World, config: Config, source: Source) -> None:
     vocabulary = sha256(json.dumps(source.vocabulary.to_json(), sort_keys=True).encode()).hexdigest()
     content = {"data.sha256": source.sha256, "data.vocabulary": vocabulary}
     # Twice: secrets must be equal, too, and a message takes the values without them.
-    inputs = [content | _shared(values) for values in (config.model_dump(), recorded(config))]
+    inputs = [content | _shared(values) for values in (config.model_dump(), public_config(config))]
     (first, shown), *others = world.gather(inputs)
     for rank, (other, other_shown) in enumerate(others, 1):
         if changed := differences(first, other):

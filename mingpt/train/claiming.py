@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 from mingpt.cli.console import printable, say
 from mingpt.config.checks import alone
-from mingpt.config.configfile import recorded
+from mingpt.config.configfile import public_config
 from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.errors import UserError
@@ -115,7 +115,7 @@ def claim_attempt(config: Config, source: Source, origin: Origin, tiers: Tiers, 
     provenance = {
         "run": config.run.name,
         "vocabulary": source.vocabulary.to_json(),
-        "config": recorded(config),
+        "config": public_config(config),
         "fingerprint": origin.numerics,
         "history": [*origin.history, this_attempt],
     }

@@ -21,7 +21,7 @@ from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import Method, batch_factor, schedule_factor
 from mingpt.compute.rules import muon_names, roles
 from mingpt.config.affecting import section_of, settings
-from mingpt.config.configfile import recorded
+from mingpt.config.configfile import public_config
 from mingpt.config.keys import declared, filled
 from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule
 from mingpt.data.source import Source, sampled_split
@@ -45,7 +45,7 @@ def check(
 
     Raises UserError in all processes if one of them affects the result and resume.changed does not allow it.
     """
-    step, before, after = manifest.step, manifest.config, recorded(config)
+    step, before, after = manifest.step, manifest.config, public_config(config)
 
     def find() -> Changes:
         changes = changed(before, after)
@@ -229,7 +229,7 @@ def check_fits(
     cure = "set the keys back, or take another run.dir"
     # First: with another vocabulary the model's sizes differ, too, and that message would name the wrong key.
     if manifest.vocabulary != vocabulary:
-        changed = differences(manifest.config.get("data"), recorded(config)["data"], "data")
+        changed = differences(manifest.config.get("data"), public_config(config)["data"], "data")
         raise UserError(
             f"{where} has another vocabulary than the data ({', '.join(changed) or 'which changed'}): {cure}"
         )
