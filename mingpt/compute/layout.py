@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Layout = tuple[torch.Size, torch.dtype]
 MARK = ".own."  # of an own optimizer's state: `<parameter>.own.<name>`, so that AdamW's is not taken for it
@@ -38,6 +38,10 @@ def state_layout(
             out[f"{name}.exp_avg"] = p.shape, p.dtype
             out[f"{name}.exp_avg_sq"] = p.shape, p.dtype
     return out
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def misfits(expected: Mapping[str, Layout], found: Mapping[str, Layout]) -> list[str]:

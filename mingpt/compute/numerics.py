@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from hashlib import sha256
 from importlib import metadata
@@ -176,13 +177,20 @@ def probe(device: torch.device) -> str:
         mantissa = torch.randint(-(2**23), 2**23, shape, generator=generator).float()
         return mantissa * powers[torch.randint(len(powers), shape, generator=generator)]
 
-    content = sha256()
+    products = list[Tensor]()
     for m, k, n in PROBED:
         a, b = fixed(m, k).to(device), fixed(k, n).to(device)
         # Both: MKL_CBWR changes products in fp32, ONEDNN_MAX_CPU_ISA those in bf16.
         for dtype in (torch.float32, torch.bfloat16):
-            product = a.to(dtype) @ b.to(dtype)
-            content.update(product.cpu().view(torch.uint8).numpy().tobytes())
+            products.append(a.to(dtype) @ b.to(dtype))
+    return digest(products)
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A short hash of the tensors' bits."""
+    content = sha256()
+    for tensor in tensors:
+        content.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return content.hexdigest()[:16]
 
 

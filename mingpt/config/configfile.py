@@ -34,7 +34,8 @@ def overrides_line(overrides: Sequence[str], config: Config) -> str:
 
     Values come from the config, in which each has its key: a text alone does not tell what is a secret.
     """
-    shown, said = public_config(config), dict[str, str]()
+    shown: Any = public_config(config)
+    said = dict[str, str]()
     for text in overrides:
         key = text.partition("=")[0].lstrip("+~")
         value = held_at(key, shown)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mingpt.compute.guard import Range
-from mingpt.compute.layout import misfits
+from mingpt.compute.layout import layout_of, misfits
 from mingpt.config.schema import Config
 from mingpt.data.source import Microbatch, Source
 from mingpt.errors import UserError
@@ -51,8 +51,7 @@ class Bench:
     def load(self, saved: Saved) -> None:
         """Raises UserError if the state is one of another model."""
         model, guard = self.context.model, self.context.update.guard
-        expected = {k: (v.shape, v.dtype) for k, v in model.state_dict().items()}
-        if problems := misfits(expected, {k: (v.shape, v.dtype) for k, v in saved.state["model"].items()}):
+        if problems := misfits(layout_of(model.state_dict()), layout_of(saved.state["model"])):
             raise UserError(f"the state of step {saved.step} is one of another model: {problems[0]}: set the keys back")
         model.load_state_dict(saved.state["model"])
         self.context.update.load(saved.state["optimizer"])

@@ -8,10 +8,9 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from hashlib import sha256
 from itertools import product
 from typing import Any
 
@@ -44,13 +43,6 @@ ON_CPUS = ("MATH", "FLASH_ATTENTION")
 KERNELS = {"cpu": ON_CPUS, "cuda": (*ON_CPUS, "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")}
 VOCABULARY = 64
 Case = Callable[[], str]  # does the work, and returns its digest
-
-
-def digest(tensors: Sequence[Tensor]) -> str:
-    content = sha256()
-    for tensor in tensors:
-        content.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return content.hexdigest()[:16]
 
 
 def step_case(model_name: str, precision: str, kernel: str | None, device: torch.device) -> Case:
@@ -87,7 +79,7 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
         slots = sorted(context.update.slots.items())
         # As the model gives it: the exchange has made it float64.
         loss = stats.losses.float()
-        return digest([loss, *context.reduction.sums, *(slot.parameter for _, (_, slot) in slots)])
+        return numerics.digest([loss, *context.reduction.sums, *(slot.parameter for _, (_, slot) in slots)])
 
     return work
 
@@ -101,7 +93,7 @@ def norm_case(device: torch.device) -> Case:
         offset = next(calls) % 4
         view = buffer[offset : offset + len(numbers)]
         view.copy_(numbers)
-        return digest([pairwise_sum(sums_of_squares(view)[None])])
+        return numerics.digest([pairwise_sum(sums_of_squares(view)[None])])
 
     return work
 

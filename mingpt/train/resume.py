@@ -15,7 +15,7 @@ from torch import nn
 from mingpt.cli.console import printable
 from mingpt.compute.batches import position
 from mingpt.compute.guard import guard_layout
-from mingpt.compute.layout import misfits, state_layout
+from mingpt.compute.layout import layout_of, misfits, state_layout
 from mingpt.compute.numerics import changes as numerics_changes
 from mingpt.compute.numerics import differences
 from mingpt.compute.optimizer import Method, batch_factor, schedule_factor
@@ -233,7 +233,7 @@ def check_fits(
         raise UserError(
             f"{where} has another vocabulary than the data ({', '.join(changed) or 'which changed'}): {cure}"
         )
-    model_problems = misfits({k: (v.shape, v.dtype) for k, v in model.state_dict().items()}, manifest.layout("model"))
+    model_problems = misfits(layout_of(model.state_dict()), manifest.layout("model"))
     if model_problems:
         changed = differences(manifest.config.get("model"), config.model.model_dump(), "model")
         raise UserError(f"{where} is one of another model ({', '.join(changed) or some(model_problems)}): {cure}")

@@ -10,12 +10,7 @@ from mingpt.data.chat import response_template, templates_of
 from mingpt.data.template import START, chatml
 from mingpt.weights.tokens import MERGED, Fields, numbers_in, split, tokenizer_json
 
-Files = dict[str, str]
 BORDER = "\ufdd0"  # no character: Unicode keeps it for a program's own use
-
-
-def _as_text(fields: Mapping[str, Any]) -> str:
-    return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
 
 def _reads_apart(fields: Fields) -> bool:
@@ -31,8 +26,8 @@ def _reads_apart(fields: Fields) -> bool:
     return bool(read(bordered).ids == alone)
 
 
-def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat: str = "") -> Files:
-    """The tokenizer's files by name, from a vocabulary's JSON; none if its tokens are not text.
+def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat: str = "") -> dict[str, Fields]:
+    """The fields of the tokenizer's files by name, from a vocabulary's JSON; none if its tokens are not text.
 
     end: the token that ends a text. chat: the run's data.template, with which its files spell messages; "": none.
     """
@@ -61,4 +56,4 @@ def tokenizer_files(vocabulary: Mapping[str, Any], end: int | None = None, chat:
         how |= templates_of("\n", "")
     # A text that spells a special token gets the tokens of its letters, as in training; a template's end is that token.
     how["split_special_tokens"] = not (chat and merged)
-    return {"tokenizer.json": _as_text(fields), "tokenizer_config.json": _as_text(how)}
+    return {"tokenizer.json": fields, "tokenizer_config.json": how}

@@ -38,7 +38,7 @@ def folder_of(model: LanguageModel, vocabulary: Vocabulary, chat: str = "") -> d
     special = {"bos_token_id": end, "eos_token_id": end}
     # Without do_sample a server would take no temperature; without top_k transformers would take 50.
     generation = {"do_sample": True, "top_k": 0, **special, "pad_token_id": end}
-    files = {name: text.encode() for name, text in tokenizer_files(vocabulary.to_json(), end, chat).items()}
+    files = {name: _json(fields) for name, fields in tokenizer_files(vocabulary.to_json(), end, chat).items()}
     files["generation_config.json"] = _json({k: v for k, v in generation.items() if v is not None})
     files[CONFIG] = _json(form.config_json() | special)
     files[WEIGHTS] = encode_safetensors(tensors, metadata={"format": "pt"})

@@ -17,7 +17,7 @@ from mingpt.data.opening import open_data
 from mingpt.data.source import TextVocabulary
 from mingpt.data.vocabulary import Characters, vocabulary_of
 from mingpt.errors import UserError
-from mingpt.weights.tokenizer import tokenizer_files
+from mingpt.weights.tokens import tokenizer_json
 from tests.kits import bpe_kit
 from tests.kits.paths_kit import ROOT
 
@@ -77,7 +77,8 @@ def test_a_text_with_what_no_token_is_for_is_a_mistake(tmp_path: Path, capsys: p
     """The tokenizer of a model of characters, as it is exported, has no token for any other character."""
     (text := tmp_path / "text.txt").write_text("the queen " * 40)
     path = tmp_path / "tokenizer.json"
-    tokenizer = json.loads(tokenizer_files(Characters("\n aeghiknostw").to_json())[path.name])
+    tokenizer = tokenizer_json(Characters("\n aeghiknostw").to_json())
+    assert tokenizer
     tokenizer["model"]["vocab"]["</s>"] = 99
     path.write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match=f"^data.path={text}: data.tokenizer={path}: "):

@@ -1,5 +1,6 @@
 """model.init_from: the weights of transformers' own GPT-2 give the same logits here; what does not fit is told."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.weights.fitting import form_of
 from mingpt.weights.reading import start_from
-from mingpt.weights.tokenizer import tokenizer_files
+from mingpt.weights.tokens import tokenizer_json
 from tests.kits.model_kit import random_tokens
 from tests.kits.snapshot_kit import ALONE
 from tests.kits.told import Told
@@ -138,8 +139,7 @@ def test_all_differences_are_listed_with_what_to_set(folder: Path, told: Told) -
 
 def test_a_vocabulary_of_the_same_size_with_other_numbers_is_a_mistake(folder: Path) -> None:
     saved(folder, vocab_size=3)
-    for name, content in tokenizer_files(Characters("abc").to_json()).items():
-        (folder / name).write_text(content)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(Characters("abc").to_json())))
     loaded(folder, Characters("abc"), vocab_size=3)
     with pytest.raises(UserError, match=r"'c' .*'d' "):
         loaded(folder, Characters("abd"), vocab_size=3)
