@@ -9,8 +9,7 @@ from mingpt.cli import cli, redact
 from mingpt.cli.console import complain, printable, say
 from mingpt.cli.redact import is_secret, without_secrets
 from mingpt.config import compose
-from mingpt.errors import USER_ERROR, TransientError, UserError
-from mingpt.preflight.places import write
+from mingpt.errors import USER_ERROR
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from tests.kits.paths_kit import ROOT
@@ -140,14 +139,6 @@ def test_no_slip_tells_what_its_name_says_is_secret(form: str, output: Callable[
         with pytest.raises((SystemExit, Exception)) as error:
             compose.configure([form.format(name, CANARY)])
         say(str(error.value))
-        nowhere(output())
-
-
-def test_preflight_tells_no_secret(output: Callable[[], str]) -> None:
-    for url in URLS:
-        with pytest.raises((UserError, TransientError)) as failed:
-            write([("run.dir", url)], "me", url)
-        say(str(failed.value))
         nowhere(output())
 
 
