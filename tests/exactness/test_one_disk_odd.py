@@ -51,7 +51,14 @@ def test_read_only_worker_of_a_shared_disk(three: list[Machine], run: Run) -> No
     assert ended.codes == [[0], [0], [0]], ended.output
 
 
-@pytest.mark.parametrize("run_dir", ["runs/../x", "{disk}/abs", "file://{disk}/url", "link/x", "runs/link"])
+@pytest.mark.parametrize(
+    "run_dir",
+    [
+        "file://{disk}/url",
+        "runs/link",
+        *(pytest.param(place, marks=pytest.mark.nightly) for place in ("runs/../x", "{disk}/abs", "link/x")),
+    ],
+)
 def test_odd_places(run_dir: str, three: list[Machine], text: Path, cache: Path) -> None:
     ada, bob, _ = three
     # An absolute path is another place on each machine
