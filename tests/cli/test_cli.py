@@ -22,12 +22,12 @@ from mingpt.cli.command import code_of
 from mingpt.cli.parsers import GROUPS, VERBS, parse
 from mingpt.compose.commandline import CommandLine
 from tests.kits.bpe_kit import write_gpt2
+from tests.kits.frozen_kit import ARCHIVES, unpack
 from tests.kits.paths_kit import ROOT
 from tests.kits.verb_kit import mingpt
 
 Captured = pytest.CaptureFixture[str]
 Ended = Callable[[str], int]
-RUN = str(ROOT / "tests/frozen/runs/resized")
 
 
 class Installed:
@@ -57,6 +57,12 @@ class Installed:
 @pytest.fixture
 def installed(tmp_path: Path) -> Installed:
     return Installed(tmp_path)
+
+
+@pytest.fixture
+def a_run(tmp_path: Path) -> str:
+    """The folder of a run."""
+    return f"{unpack(ARCHIVES[-1], tmp_path / 'frozen')}/runs/resized"
 
 
 def python(code: str) -> list[str]:
@@ -133,12 +139,12 @@ def test_the_help_of_each_verb_ends_with_a_command_that_can_be_given(verb: str) 
 
 @pytest.mark.parametrize("verb", ["diff --help", "log"])
 def test_output_that_a_full_disk_takes_is_an_error(
-    verb: str, ended: Ended, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    verb: str, a_run: str, ended: Ended, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(console, "lost", False)
     with suppress(OSError), open("/dev/full", "w") as full:  # what is left in its buffer
         monkeypatch.setattr(sys, "stdout", full)
-        assert ended(f"{verb} {RUN}") == 70
+        assert ended(f"{verb} {a_run}") == 70
     assert "No space left on device" in capsys.readouterr().err
 
 
@@ -160,8 +166,8 @@ def test_without_standard_output_a_command_ends_as_with_it(
 
 
 @pytest.mark.slow
-def test_output_that_nobody_reads_any_more_is_none(installed: Installed) -> None:
-    with installed.start("mingpt", "generate", RUN, "--tokens=1000000") as process:
+def test_output_that_nobody_reads_any_more_is_none(a_run: str, installed: Installed) -> None:
+    with installed.start("mingpt", "generate", a_run, "--tokens=1000000") as process:
         assert process.stdout
         process.stdout.read(1)
         process.stdout.close()

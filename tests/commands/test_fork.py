@@ -26,7 +26,6 @@ from tests.kits.verb_kit import mingpt, store, verified
 pytestmark = pytest.mark.usefixtures("base")
 FORK = "fork --trust base@8 new"
 STEP_8 = "snapshots/step-000000008"
-NEW = "--config-dir=new", "--config-name=config"
 
 
 def inodes(folder: str) -> dict[str, int]:

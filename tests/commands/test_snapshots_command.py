@@ -74,31 +74,24 @@ def test_the_best_snapshot_has_a_name_for_every_verb(run: Path) -> None:
 def test_list_is_a_table_of_the_steps() -> None:
     folder(20).joinpath("manifest.json").write_text("{}")
     next(folder(10).glob("model-*")).unlink()
-    listed = mingpt.json("snapshots list run", code=1)
-    assert all(0 <= entry["age_seconds"] < 1000 for entry in listed)
-    states = ["looks good", "incomplete", "DAMAGED", "DAMAGED", "looks good"]
-    assert [(entry["step"], entry["state"]) for entry in listed] == list(zip((30, 25, 20, 10, 4), states, strict=True))
-    problems = [entry["problem"] for entry in listed]
-    assert [bool(problem) for problem in problems] == [False, True, True, True, False]
-    assert problems[2].startswith("manifest.json ")
-    assert re.fullmatch(r"model-00001-\w+\.safetensors is missing", problems[3])
-    for entry in listed[0], listed[-1]:
-        assert entry["digest"] == verified("run", entry["step"]).digest
-        assert (entry["loss"], entry["val_loss"], entry["parts"]) == (entry["step"] / 8, entry["step"] / 2, 2)
-        assert (entry["bytes"], entry["attempt"], entry["world_size"]) == (324, 1, 4)
-        assert (entry["not_finite"], entry["best"]) == ([], entry["step"] == 4)
-    none = [(entry["digest"], entry["loss"], entry["attempt"], entry["parts"]) for entry in listed[1:4]]
-    assert none == [(None,) * 4] * 3
+    listed = {entry["step"]: entry for entry in mingpt.json("snapshots list run", code=1)}
+    assert all(0 <= entry["age_seconds"] < 1000 for entry in listed.values())
+    states = {30: "looks good", 25: "incomplete", 20: "DAMAGED", 10: "DAMAGED", 4: "looks good"}
+    assert {step: entry["state"] for step, entry in listed.items()} == states
+    assert listed[4].items() >= {
+        "digest": verified("run", 4).digest, "loss": 0.5, "val_loss": 2.0, "parts": 2, "bytes": 324, "attempt": 1,
+        "world_size": 4, "not_finite": [], "best": True, "problem": "",
+    }.items()  # fmt: skip
+    assert listed[20].items() >= {"digest": None, "loss": None, "parts": None, "bytes": 326, "best": False}.items()
     store().set_aside(4)
     for path in folder(4).parent.iterdir():
         age(int(path.name[-9:]), 100_000)
     head, *rows = [re.split("  +", line, maxsplit=6) for line in mingpt("snapshots list run", code=1).splitlines()]
     assert head == ["step", "age", "size", "digest", "loss", "val_loss", "state"]
-    assert rows[0] == ["30", "28 h", "0.3 KiB", listed[0]["digest"][:16], "3.7500", "15.0000", "looks good"]
-    for row, entry in zip(rows[1:4], listed[1:4], strict=True):
-        assert (row[0], row[3:]) == (f"{entry['step']}", ["-", "-", "-", f"{entry['state']}: {entry['problem']}"])
-    assert rows[4][:2] == ["4", "28 h"]
-    assert re.search(r"set aside: .* set-aside-\w+-manifest\.json", rows[4][-1])
+    assert rows[0] == ["30", "28 h", "0.3 KiB", listed[30]["digest"][:16], "3.7500", "15.0000", "looks good"]
+    assert [row[3:6] for row in rows[1:]] == [["-"] * 3] * 4
+    said = ("incomplete: ", "DAMAGED: manifest.json ", "DAMAGED: model-00001-", "set aside: was damaged; ")
+    assert [row[-1].startswith(words) for row, words in zip(rows[1:], said, strict=True)] == [True] * 4
 
 
 def test_show_tells_the_manifest_and_commands_no_terminal() -> None:

@@ -10,8 +10,6 @@ from examples.images import files
 from mingpt.errors import UserError
 from tests.kits.image_kit import cifar_files, write_archive, write_idx
 
-TINY = ("model.side=8", "model.width=4", "model.stages=1", "batch.global_size=8", "batch.micro_size=4")
-
 
 def test_an_archive_holds_what_its_files_do(tmp_path: Path) -> None:
     for name, content in (cifar := cifar_files()).items():

@@ -1,8 +1,9 @@
-"""Makes the run directories of this folder anew: `cd tests/frozen && PYTHONPATH=../.. python make.py`.
+"""Makes the runs of this version, VERSION.tar.xz: `python -m tests.frozen.make` in the repository's root.
 
 Four runs: resized, rewound, hot, and one in a bucket; and digests.json, with the digest of each four steps later on
-this machine. They are made anew before the first release, where NUMERICS or the format changes. After a release they
-are the contract with users' runs. Paths in their configs are relative to this folder.
+this machine. One more archive is made after each release, and none is made anew: they are the contract with users'
+runs. (Before the first release this version's is, where NUMERICS or the format changes.) Paths in the runs' configs are
+relative to the archive's folder.
 """
 
 import json
@@ -20,10 +21,12 @@ from random import Random
 import fsspec
 import torch
 
+import mingpt
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
 from tests.frozen.test_frozen import LAST, MORE, heat, machine, place
 from tests.kits import lockstep
+from tests.kits.frozen_kit import FROZEN, pack
 from tests.kits.store_kit import BUCKET, Moto
 
 TINY = (
@@ -44,11 +47,11 @@ def data() -> None:
     Path("data/text.txt").write_text("\n".join(lines))
 
 
-def mingpt(*arguments: str, world: int = 1) -> None:
+def verb(*arguments: str, world: int = 1) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     module = ["-m", "mingpt.train", *arguments[1:]] if world > 1 else ["-m", "mingpt.cli.cli", *arguments]
-    verb = "import sys; from mingpt.cli.cli import main; sys.argv[0] = 'mingpt'; sys.exit(main())"
-    command = [sys.executable, *launcher, *module] if world > 1 else [sys.executable, "-c", verb, *arguments]
+    program = "import sys; from mingpt.cli.cli import main; sys.argv[0] = 'mingpt'; sys.exit(main())"
+    command = [sys.executable, *launcher, *module] if world > 1 else [sys.executable, "-c", program, *arguments]
     print("==", *arguments, flush=True)
     ended = subprocess.run(command, env=ENV).returncode
     assert ended == 0, ended
@@ -57,7 +60,7 @@ def mingpt(*arguments: str, world: int = 1) -> None:
 def train(name: str, *overrides: str, world: int = 1, at: str = "runs") -> None:
     given = [*TINY, f"run.dir={at}/{name}", f"run.name={name}", *overrides]
     last = {text.partition("=")[0]: text for text in given}
-    mingpt("train", *last.values(), world=world)
+    verb("train", *last.values(), world=world)
 
 
 def killed(name: str, step: int, *overrides: str) -> None:
@@ -87,19 +90,28 @@ def bucket() -> None:
     server.make_bucket()
     for steps, world in ((8, 1), (12, 2)):
         train("bucket", *TEXT, f"train.max_steps={steps}", world=world, at=server.url)
-    mingpt("rewind", f"{server.url}/bucket@8")
+    verb("rewind", f"{server.url}/bucket@8")
     fsspec.filesystem("s3").get(f"{BUCKET}/bucket", "bucket", recursive=True)
     server.kill()
 
 
 def main() -> None:
-    for folder in ("data", "runs", "bucket", "hot", "cache"):
-        shutil.rmtree(folder, ignore_errors=True)
+    archive = FROZEN / f"{mingpt.__version__}.tar.xz"
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        make()
+        record()
+        pack(Path(folder), archive)
+        os.chdir(FROZEN)
+    print(archive)
+
+
+def make() -> None:
     data()
     for steps, world in ((8, 1), (12, 2)):  # two attempts, and a resize
         train("resized", *TEXT, f"train.max_steps={steps}", world=world)
     train("rewound", *TEXT)
-    mingpt("rewind", "runs/rewound@4")
+    verb("rewind", "runs/rewound@4")
     train("rewound", *TEXT, "train.max_steps=6")
     Path("hot").mkdir()
     killed(
@@ -112,25 +124,24 @@ def main() -> None:
         "snapshot.hot_dir=hot",
     )
     bucket()
-    shutil.rmtree("cache", ignore_errors=True)
-    record()
 
 
 def record() -> None:
-    """Write digests.json. The runs go on in a copy of this folder."""
+    """Write digests.json. The runs go on in a copy of the folder."""
     torch.set_num_threads(1)  # as in the tests: machine() depends on it
     stored = {name: digests(name) for name in LAST}
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         for name in ("data", "runs", "bucket"):
             shutil.copytree(name, f"{folder}/{name}")
+        shutil.copytree("hot", f"{folder}/memory")  # where heat finds it
         os.chdir(folder)
         hot = verify(Store(str(heat())), LAST["hot"]).digest
         resumed = dict[str, str]()
         for name, last in LAST.items():
             steps = f"train.max_steps={last + MORE}"
             own = () if name != "bucket" else ("run.dir=bucket", "snapshot.dir=bucket/snapshots")
-            mingpt("train", f"--config-dir={place(name)}", "--config-name=config", "snapshot.hot_dir=hot", steps, *own)
+            verb("train", f"--config-dir={place(name)}", "--config-name=config", "snapshot.hot_dir=hot", steps, *own)
             resumed[name] = digests(name)[str(last + MORE)]
         os.chdir(here)
     found = {"stored": stored, "resumed": {machine(): resumed}, "hot": hot, "made on": machine()}

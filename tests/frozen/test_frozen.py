@@ -1,12 +1,13 @@
-"""Runs of a release, made by make.py: every verb opens them, and they go on with the same bits.
+"""Runs of each version, made by make.py: every verb opens them, and they go on with the same bits.
 
-digests.json has the digest of each stored snapshot, which no machine may read otherwise; and for known machines that of
-each run four steps later.
+Each archive's digests.json has the digest of each stored snapshot, which no machine may read otherwise; and for known
+machines that of each run four steps later.
 """
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -19,23 +20,20 @@ from mingpt.snapshot.store import Store
 from mingpt.tiers.hot import find_run_id, folder
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from tests.kits.paths_kit import ROOT
+from tests.kits.frozen_kit import ARCHIVES, unpack
 from tests.kits.store_kit import Stores
 from tests.kits.verb_kit import mingpt, store, verified
 
-FROZEN = ROOT / "tests/frozen"
-RECORDED = json.loads((FROZEN / "digests.json").read_text())
-STORED: dict[str, dict[str, str]] = RECORDED["stored"]
 LAST = {"resized": 12, "rewound": 6, "hot": 12, "bucket": 8}
 MORE = 4  # steps
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of this folder, to be changed, as the current one."""
-    for name in ("data", "runs", "bucket"):
-        shutil.copytree(FROZEN / name, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True, params=ARCHIVES, ids=lambda archive: archive.name.removesuffix(".tar.xz"))
+def recorded(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What is known of a version's runs, which lie in the current folder, to be changed."""
+    monkeypatch.chdir(unpack(request.param, tmp_path))
+    Path("hot").rename("memory")  # not where a node looks for its own: see heat
+    return json.loads(Path("digests.json").read_text())
 
 
 @pytest.fixture
@@ -70,13 +68,13 @@ def heat() -> Path:
     found = find_run_id("runs/hot")
     assert found
     own = folder("hot", "runs/hot", found)
-    return Path(shutil.copytree(next((FROZEN / "hot").glob("*/*")), own))
+    return Path(shutil.copytree(next(Path("memory").glob("*/*")), own))
 
 
-@pytest.mark.parametrize("name", sorted(STORED))
-def test_every_snapshot_reads_as_it_was_written_and_what_only_looks_opens_it(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(LAST))
+def test_every_snapshot_reads_as_it_was_written_and_what_only_looks_opens_it(name: str, recorded: Any) -> None:
     """On each machine, each byte against its checksum."""
-    url, stored = place(name), STORED[name]
+    url, stored = place(name), recorded["stored"][name]
     assert {str(step): verified(url, step).digest for step in store(url).steps()} == stored
     assert mingpt.json(f"snapshots list {url}")
     assert mingpt(f"snapshots verify {url}").count(": good, ") == len(stored)
@@ -88,23 +86,23 @@ def test_every_snapshot_reads_as_it_was_written_and_what_only_looks_opens_it(nam
     assert "<html" in Path(url, "report.html").read_text()
 
 
-@pytest.mark.parametrize("name", sorted(STORED))
+@pytest.mark.parametrize("name", sorted(LAST))
 def test_it_goes_on_with_the_same_bits(
-    name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    name: str, recorded: Any, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = request.getfixturevalue("bucket") if name == "bucket" else place(name)
     last = LAST[name]
     if name == "hot":  # its newest snapshot is in memory
-        assert verify(Store(str(heat())), last).digest == RECORDED["hot"]
+        assert verify(Store(str(heat())), last).digest == recorded["hot"]
     assert resume(place(name), f"train.max_steps={last + MORE}") == FINISHED
     where = "hot/mingpt" if name == "hot" else f"{url}/snapshots"
     assert f"resumed from step {last} of {where}" in capsys.readouterr().out
-    known, at_home = RECORDED["resumed"].get(machine()), machine() == RECORDED["made on"]
+    known, at_home = recorded["resumed"].get(machine()), machine() == recorded["made on"]
     if name == "resized":
         assert "same loss and norm bits" in mingpt(f"replay {url} --step {last + MORE} --samples 0")
     # Elsewhere the past has other bits than those that it recorded, and "hot" no snapshot on a disk after the past.
     if (at_home or name != "hot") and name != "bucket":  # which is as "resized" in another place
-        for step in (*map(int, STORED[name] if at_home else ()), last + MORE):
+        for step in (*map(int, recorded["stored"][name] if at_home else ()), last + MORE):
             mingpt(f"replay {url}@{step} --out again")
             assert verified("again", step).digest == verified(url, step).digest
     mingpt(f"diff {url} {url} --exit-code")
@@ -126,8 +124,8 @@ def test_what_is_off_the_line_never_comes_back(capsys: pytest.CaptureFixture[str
     assert store("runs/rewound").steps()[-3:] == [8, 6, 4]
 
 
-def test_a_bucket_is_looked_at_and_its_rewind_undone(bucket: str) -> None:
-    newest = STORED["bucket"]["8"]
+def test_a_bucket_is_looked_at_and_its_rewind_undone(bucket: str, recorded: Any) -> None:
+    newest = recorded["stored"]["bucket"]["8"]
     assert mingpt(f"snapshots digest {bucket}") == f"{newest}\n"
     assert newest[:8] in mingpt(f"log {bucket} --graph")
     mingpt(f"report {bucket}")
@@ -135,10 +133,10 @@ def test_a_bucket_is_looked_at_and_its_rewind_undone(bucket: str) -> None:
     assert store(bucket).steps() == [12, 8, 4]
 
 
-def test_it_is_forked_and_rewound() -> None:
+def test_it_is_forked_and_rewound(recorded: Any) -> None:
     url = place("resized")
     mingpt(f"fork {url}@8 runs/new optimizer.lr=0.005")
-    assert verified("runs/new", 8).digest == STORED["resized"]["8"]
+    assert verified("runs/new", 8).digest == recorded["stored"]["resized"]["8"]
     assert resume("runs/new", "train.max_steps=10") == FINISHED
     mingpt(f"rewind {url}@4")
     assert store(url).steps() == [4]

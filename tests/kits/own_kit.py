@@ -222,11 +222,6 @@ def uneven(micro_size: int) -> Source:
     return source_of((torch.zeros(3, 10), torch.zeros(2)), (torch.zeros(0, 10), torch.zeros(0)), micro_size)
 
 
-def cannot_be_had(micro_size: int, url: str) -> Source:
-    """Fail to read the data, with an error that tells its address."""
-    raise OSError(f"no answer from {url}")
-
-
 @dataclass
 class OwnRun(Run):
     """A model and data of one's own, in a folder of its own; by default the classifier, with dropout."""

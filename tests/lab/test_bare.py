@@ -27,7 +27,6 @@ pytestmark = [
 README = (ROOT / "recipes/slurm/cluster/README.md").read_text()
 NODES = ("gpu1", "gpu2")
 LIST = "".join(f"{name} {NETWORK}.{11 + i} 2 4000 L4:1\n" for i, name in enumerate(NODES))
-LONG = ("train.max_steps=150", "train.eval_every=0", "snapshot.every_steps=10")
 QUICK = (*SMALL, "world.timeout_seconds=30", "world.init_timeout_seconds=120")
 
 

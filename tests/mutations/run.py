@@ -72,26 +72,22 @@ def defined(tree: ast.AST, name: str) -> list[ast.AST]:
 def broken(root: Path, mutation: Mutation) -> tuple[Path, str]:
     """The file of a checkout that has the definition, and its new text.
 
-    Raises ValueError if the definition or what is to be replaced is not there exactly once.
+    Raises ValueError if what is to be replaced is not in the definition exactly once.
     """
     own = root.joinpath(*mutation.module.split(".")).with_suffix(".py")
-    for files in ([own] if own.exists() else [], root.glob("mingpt/**/*.py")):
-        trees = {file: ast.parse(file.read_text()) for file in files}
-        found = [(file, node) for file, tree in trees.items() for node in defined(tree, mutation.definition)]
-        if found:
-            break
-    if len(found) != 1:
-        raise ValueError(f"“{mutation.name}”: {mutation.definition} is defined {len(found)} times: carry it along")
-    [(file, definition)] = found
     old, new = ast.parse(mutation.old).body[0], ast.parse(mutation.new).body[0]
+    exchange = Exchange(old, new)
     if isinstance(old, ast.Expr) and isinstance(new, ast.Expr):
         exchange = Exchange(old.value, new.value)
-    else:
-        exchange = Exchange(old, new)
-    exchange.visit(definition)
+    for files in ([own] if own.exists() else [], sorted(root.glob("mingpt/**/*.py"))):
+        trees = {file: ast.parse(file.read_text()) for file in files}
+        found = [(file, node) for file, tree in trees.items() for node in defined(tree, mutation.definition)]
+        changed = [file for file, definition in found if exchange.makes_one_in(definition)]
+        if found:
+            break
     if exchange.count != 1:
-        raise ValueError(f"“{mutation.name}”: {mutation.definition} has “{mutation.old}” {exchange.count} times")
-    return file, ast.unparse(ast.fix_missing_locations(trees[file]))
+        raise ValueError(f"“{mutation.name}”: {exchange.count} x “{mutation.old}” in {mutation.definition}")
+    return changed[0], ast.unparse(ast.fix_missing_locations(trees[changed[0]]))
 
 
 class Exchange(ast.NodeTransformer):
@@ -99,6 +95,11 @@ class Exchange(ast.NodeTransformer):
 
     def __init__(self, old: ast.AST, new: ast.AST) -> None:
         self.old, self.new, self.count = ast.dump(old), new, 0
+
+    def makes_one_in(self, definition: ast.AST) -> bool:
+        before = self.count
+        self.visit(definition)
+        return self.count > before
 
     def visit(self, node: ast.AST) -> ast.AST:
         if ast.dump(node) == self.old:

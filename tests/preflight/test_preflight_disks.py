@@ -32,8 +32,7 @@ def preflight(two: list[Machine], *overrides: str) -> tuple[list[int], str]:
 
 def test_own_disks(two: list[Machine]) -> None:
     codes, said = preflight(two, f"run.dir={RUN}")
-    print(said)
-    assert codes == [0, 0]
+    assert codes == [0, 0], said
     assert "ada's disk alone" in said
 
 
@@ -45,8 +44,7 @@ def test_a_url_of_a_disk(two: list[Machine], tmp_path: Path) -> None:
         (machine.disk / "own").mkdir()
         subprocess.run([*machine.enter(), "mount", "--bind", str(machine.disk / "own"), str(here)], check=True)
     codes, said = preflight(two, f"run.dir=file://{here}/x")
-    print(said)
-    assert codes == [0, 0]
+    assert codes == [0, 0], said
 
 
 def test_a_worker_that_cannot_write(two: list[Machine]) -> None:
@@ -55,8 +53,7 @@ def test_a_worker_that_cannot_write(two: list[Machine]) -> None:
     subprocess.run([*two[1].enter(), "mount", "--bind", RUN, RUN], check=True)
     subprocess.run([*two[1].enter(), "mount", "-o", "remount,ro,bind", RUN], check=True)
     codes, said = preflight(two, f"run.dir={RUN}")
-    print(said)
-    assert codes == [0, 0]
+    assert codes == [0, 0], said
     assert "warning on bob (run.dir): run.dir=runs/x" in said
 
 
@@ -65,7 +62,6 @@ def test_the_node_that_has_the_run_cannot_write(two: list[Machine]) -> None:
     subprocess.run([*two[1].enter(), "mount", "--bind", RUN, RUN], check=True)
     subprocess.run([*two[1].enter(), "mount", "-o", "remount,ro,bind", RUN], check=True)
     codes, said = preflight(two, f"run.dir={RUN}")
-    print(said)
-    assert codes == [64, 64]
+    assert codes == [64, 64], said
     assert "problem on bob (run.dir): run.dir=runs/x" in said
     assert "problem on ada" not in said

@@ -71,6 +71,7 @@ def stored(line: str) -> bool:
     return re.match(r"step \d+: snapshot \w+ in ", line) is not None
 
 
+@pytest.mark.nightly  # the words: test_recipes.py; what a launcher does with a signal: test_faults.py
 def test_train_yaml_stops_when_all_nodes_are_told_to_as_sky_cancel_does_and_resumes_resized(
     launch: Launch, undisturbed: NewRun, new_run: NewRun
 ) -> None:

@@ -11,7 +11,7 @@ from examples.classifier import rows
 from mingpt.config.models import OwnModel
 from mingpt.data.opening import open_data
 from mingpt.data.own import source_of
-from mingpt.errors import CRASHED, USER_ERROR, UserError
+from mingpt.errors import CRASHED, UserError
 from mingpt.model.gpt2 import GPT
 from mingpt.train.attempt import attempt
 from mingpt.train.factory import build
@@ -123,11 +123,3 @@ def test_code_that_ends_the_process_has_not_finished_the_run(
     code = ("model._target_=tests.kits.own_kit.QuitsLater", CLASSIFIER[1], "batch.micro_size=16")
     assert attempt([*code, f"run.dir={tmp_path}/run"], Lifetime()) == CRASHED
     assert "raise SystemExit(0)" in capsys.readouterr().err
-
-
-def test_an_address_among_the_arguments_is_told_without_its_secrets(capsys: pytest.CaptureFixture[str]) -> None:
-    url = "data.url='https://me:hunter2@host/x?X-Signature=s3cret'"
-    assert attempt([CLASSIFIER[0], "data._target_=tests.kits.own_kit.cannot_be_had", url], Lifetime()) == USER_ERROR
-    out, err = capsys.readouterr()
-    assert "no answer from https://***@host/x?***" in err
-    assert not re.search("hunter2|s3cret", out + err)

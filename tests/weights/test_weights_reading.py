@@ -13,7 +13,6 @@ from torch import Tensor
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import UserError
 from mingpt.model.gpt2 import GPT
-from mingpt.weights.fitting import form_of
 from mingpt.weights.reading import start_from
 from mingpt.weights.tokens import tokenizer_json
 from tests.kits.model_kit import random_tokens
@@ -21,7 +20,6 @@ from tests.kits.snapshot_kit import ALONE
 from tests.kits.told import Told
 from tests.kits.weights_kit import WORDS, change_config, change_weights, logits, ours, saved
 
-FORM = form_of(ours())
 V37, TOKENS = Numbers(WORDS), random_tokens(3, 16, WORDS)
 
 
