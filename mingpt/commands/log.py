@@ -11,8 +11,8 @@ from mingpt.cli.console import as_lines, counted, say, say_json
 from mingpt.errors import UserError
 from mingpt.history.history import NOTHING
 from mingpt.observe.ledger import Account
-from mingpt.report.listing import Row, rows, table
 from mingpt.report.reading import Run
+from mingpt.report.runs import Row, listed, table
 
 STEPS_SHOWN = 5  # of what an attempt has set aside
 
@@ -58,7 +58,7 @@ def _runs(url: str) -> tuple[list[Row], list[Run]]:
     try:
         return [], [Run(url)]
     except UserError as none:
-        found = rows(url)
+        found = listed(url)
         if runs := [row["of"] for row in found if row["of"]]:
             return found, runs
         if NOTHING not in str(none):

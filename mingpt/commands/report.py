@@ -9,10 +9,9 @@ from mingpt.errors import FINISHED, UserError
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import write_whole
 from mingpt.files.storage import place
-from mingpt.report.listing import NOT_STARTED, UNREADABLE, table
 from mingpt.report.page import page
 from mingpt.report.reading import Run
-from mingpt.report.runs import rows
+from mingpt.report.runs import NOT_STARTED, UNREADABLE, rows, table
 
 MOST_RUNS = 10  # as many as there are colours
 

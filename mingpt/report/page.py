@@ -10,8 +10,8 @@ import numpy as np
 from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.report.figures import Band, Line, chart, color
 from mingpt.report.html import Html, document, table_of, text
-from mingpt.report.listing import OTHER_PARTS
 from mingpt.report.reading import Run
+from mingpt.report.runs import OTHER_PARTS
 
 SAMPLES = 20  # texts that are shown
 MARKS = 200  # bands of attempts that are drawn

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mingpt.report.listing import COLUMNS
+from mingpt.report.runs import COLUMNS
 from report_kit import START, Made, three_attempts
 from verb_kit import mingpt
 
