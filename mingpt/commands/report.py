@@ -11,7 +11,7 @@ from mingpt.files.localfile import write_whole
 from mingpt.files.storage import place
 from mingpt.report.page import page
 from mingpt.report.reading import Run
-from mingpt.report.runs import NOT_STARTED, UNREADABLE, rows, table
+from mingpt.report.runs import rows, table
 
 MOST_RUNS = 10  # as many as there are colours
 
@@ -22,7 +22,7 @@ def report_command(options: Namespace) -> int:
         say(table(found))
         if options.out is None:
             return FINISHED
-        urls = [f"{urls[0].rstrip('/')}/{row['run']}" for row in found if row["state"] not in (NOT_STARTED, UNREADABLE)]
+        urls = [f"{urls[0].rstrip('/')}/{row['run']}" for row in found if row["of"]] or urls
     if len(urls) > MOST_RUNS:
         raise UserError(f"{len(urls)} runs: a report shows at most {MOST_RUNS}: give fewer")
     runs = [Run(url) for url in urls]
