@@ -11,8 +11,8 @@ from mingpt.cli.console import as_lines, counted, say, say_json
 from mingpt.errors import UserError
 from mingpt.history.history import NOTHING
 from mingpt.observe.ledger import Account
-from mingpt.report.listing import Row, rows, table
 from mingpt.report.reading import Run
+from mingpt.report.runs import Row, listed, table
 
 STEPS_SHOWN = 5  # of what an attempt has set aside
 
@@ -49,7 +49,7 @@ def log_command(options: argparse.Namespace) -> int:
     # Runs that name each other as parents are no tree, and stand alone.
     for run, node in nodes.items():
         if run not in parents or run not in reached:
-            say(as_lines(_drawn(node) if options.graph else _indented(node)))
+            say(as_lines(_lines(node, options.graph)))
     return 0
 
 
@@ -58,7 +58,7 @@ def _runs(url: str) -> tuple[list[Row], list[Run]]:
     try:
         return [], [Run(url)]
     except UserError as none:
-        found = rows(url)
+        found = listed(url)
         if runs := [row["of"] for row in found if row["of"]]:
             return found, runs
         if NOTHING not in str(none):
@@ -125,14 +125,13 @@ def _attempt_of(parent: Node, fork: Run) -> Node:
     return next((node for node in parent.below if node.about.get("attempt") == fork.past.parent.attempt), parent)
 
 
-def _indented(node: Node) -> list[str]:
-    return [node.text, *(f"  {line}" for below in node.below for line in _indented(below))]
-
-
-def _drawn(node: Node) -> list[str]:
+def _lines(node: Node, tree: bool) -> list[str]:
+    """A node's own line, and those below it: indented, or as the branches of a tree."""
     lines = [node.text]
     for i, below in enumerate(node.below, 1):
-        first, rest = ("└─ ", "   ") if i == len(node.below) else ("├─ ", "│  ")
-        inner = _drawn(below)
+        first = rest = "  "
+        if tree:
+            first, rest = ("└─ ", "   ") if i == len(node.below) else ("├─ ", "│  ")
+        inner = _lines(below, tree)
         lines += [f"{first}{inner[0]}", *(f"{rest}{line}" for line in inner[1:])]
     return lines

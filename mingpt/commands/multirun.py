@@ -36,8 +36,7 @@ from mingpt.config.checks import missing_places
 from mingpt.errors import FINISHED, STOPPED, UserError
 from mingpt.files.storage import install
 from mingpt.history.history import History
-from mingpt.report.listing import table
-from mingpt.report.runs import best_first, rows
+from mingpt.report.runs import best_first, rows, table
 from mingpt.world.env import START
 from mingpt.world.lifetime import end_with_parent
 

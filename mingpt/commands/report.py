@@ -9,10 +9,9 @@ from mingpt.errors import FINISHED
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import write_whole
 from mingpt.files.storage import place
-from mingpt.report.listing import NOT_STARTED, UNREADABLE, table
 from mingpt.report.page import page
 from mingpt.report.reading import Run
-from mingpt.report.runs import rows
+from mingpt.report.runs import rows, table
 
 
 def report_command(options: Namespace) -> int:
@@ -21,7 +20,7 @@ def report_command(options: Namespace) -> int:
         say(table(found))
         if options.out is None:
             return FINISHED
-        urls = [f"{urls[0].rstrip('/')}/{row['run']}" for row in found if row["state"] not in (NOT_STARTED, UNREADABLE)]
+        urls = [f"{urls[0].rstrip('/')}/{row['run']}" for row in found if row["of"]] or urls
     runs = [Run(url) for url in urls]
     out = options.out or _beside(runs)
     with place("--out", str(out)):

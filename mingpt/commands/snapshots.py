@@ -13,8 +13,7 @@ from mingpt.cli.console import as_lines, columns, counted, printable, say, say_j
 from mingpt.config.keys import declared, leaves
 from mingpt.config.schema import Schedule, Snapshot
 from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
-from mingpt.report.listing import rows as listed
-from mingpt.report.listing import table
+from mingpt.report.runs import listed, table
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.elsewhere import look_elsewhere
 from mingpt.snapshot.format import MANIFEST, Manifest

@@ -10,8 +10,8 @@ from mingpt.config.keys import leaves, value_of
 from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.report.curves import curves, groups
 from mingpt.report.html import Html, document, table_of, text
-from mingpt.report.listing import OTHER_PARTS, measured_apart, went
 from mingpt.report.reading import Run
+from mingpt.report.runs import OTHER_PARTS, measured_apart, went
 from mingpt.report.settings import differing, with_defaults
 
 SAMPLES = 20  # texts that are shown

@@ -1,19 +1,103 @@
-"""The runs in a folder with the settings in which they differ."""
+"""The runs in a folder as one table, which `mingpt report`, `log` and `snapshots list` share.
 
+`report` adds the settings in which they differ. Anybody may have made these runs: nothing in them is believed.
+"""
+
+import math
+import time
 from typing import Any
 
+from mingpt.cli.console import as_lines, columns, complain, shortened
+from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
-from mingpt.report.listing import rows as listed
+from mingpt.errors import OF_ONE
+from mingpt.files.folder import Folder
+from mingpt.history.history import NOTHING
+from mingpt.report.reading import Run
 from mingpt.report.settings import differing
+from mingpt.snapshot.store import SNAPSHOTS
+
+Row = dict[str, Any]
+COLUMNS = ("run", "state", "date", "model", "step", "loss", "val_loss", "val_share")
+INNER = ("val_tokens", "config", "of")  # what a row has, too, and no column shows
+NOT_STARTED, UNREADABLE = "not started", "can't be read"  # the states of runs that have no figures
+LONGEST = 40  # characters of a state: of a run that failed it begins the reason
+OTHER_PARTS = (
+    "WARNING: these validation losses can't be compared: they were measured on other parts of the split (val_share, or "
+    "other data; –: not recorded). `mingpt evaluate RUN` takes all of it."
+)
 
 
-def rows(folder: str) -> list[dict[str, Any]]:
-    """A row for each run of a folder, the newest first; with the settings that `differing` names."""
+def rows(folder: str) -> list[Row]:
+    """As `listed`, with the settings in which the runs differ."""
     found = listed(folder)
     keys = differing([row["config"] for row in found if row["config"]])
     return [row | {key: dict(leaves(row["config"])).get(key) for key in keys} for row in found]
 
 
-def best_first(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def best_first(found: list[Row]) -> list[Row]:
     """By validation loss."""
     return sorted(found, key=lambda r: r["val_loss"] if isinstance(r["val_loss"], (int, float)) else float("inf"))
+
+
+def listed(folder: str) -> list[Row]:
+    """A row for each run that lies directly in a folder, the newest first."""
+    # A run's own folder of snapshots would stand for that run, and has no others in it.
+    names = [name for name in Folder(folder, "DIR").subfolders() if name != SNAPSHOTS]
+    found = [row for name in names if (row := _row(f"{folder.rstrip('/')}/{name}"))]
+    return sorted(found, key=lambda row: row["date"] or "", reverse=True)
+
+
+def _row(url: str) -> Row | None:
+    """None: no run is there. What can't be read is named in a line, so that the others are shown."""
+    try:
+        return went(Run(url))
+    except OF_ONE as error:
+        row = dict.fromkeys((*COLUMNS, *INNER)) | {"run": _name(url), "step": 0}
+        if NOTHING in str(error):
+            config = read_config(url)
+            return row | {"state": NOT_STARTED, "config": config} if config else None
+        complain(str(error))
+        return row | {"state": UNREADABLE, "config": {}}
+
+
+def went(run: Run) -> Row:
+    """How a run went, along the line of attempts that it is on. config: plain. of: the Run; None: it has no figures."""
+    config = read_config(run.past.folder) or (run.manifest.config if run.manifest else {})
+    noted = [at for a in run.attempts for at in (a.started, a.until) if math.isfinite(at)]
+    model = [dict(leaves(config)).get("model.kind"), run.parameters and f"{run.parameters / 1e6:,.1f} M"]
+    ended = run.attempts[-1].end if run.attempts else None
+    tokens, share = run.past.validated_on
+    return {
+        "run": _name(run.past.folder),
+        "state": shortened(ended or "", LONGEST),
+        "date": time.strftime("%Y-%m-%d %H:%M", time.localtime(max(noted))) if noted else None,
+        "model": " ".join(str(part) for part in model if part),
+        "step": run.last_step,
+        "loss": run.past.last_of("loss"),
+        "val_loss": run.past.last_of("val_loss"),
+        "val_share": share,
+        "val_tokens": tokens,
+        "config": config,
+        "of": run,
+    }
+
+
+def _name(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
+
+
+def table(found: list[Row]) -> str:
+    """For a terminal or a log. What rows have besides the columns stands behind them."""
+    names = [name for name in found[0] if name not in INNER]
+    lines = columns([names, *([_cell(row[name]) for name in names] for row in found)])
+    return as_lines([*lines, *([OTHER_PARTS] if measured_apart(found) else [])])
+
+
+def measured_apart(found: list[Row]) -> bool:
+    """Whether the validation losses of these rows were measured on different parts of a split."""
+    return len({(row["val_tokens"], row["val_share"]) for row in found if row["val_loss"] is not None}) > 1
+
+
+def _cell(value: object) -> str:
+    return "–" if value in (None, "") else f"{value:.6g}" if isinstance(value, float) else str(value)

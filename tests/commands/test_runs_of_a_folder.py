@@ -2,12 +2,13 @@
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from mingpt.report.listing import COLUMNS
+from mingpt.report.runs import COLUMNS
 from tests.kits.report_kit import START, Made, three_attempts
 from tests.kits.verb_kit import mingpt
 
@@ -54,6 +55,14 @@ def test_log_tells_of_each_run_behind_the_table_and_of_one_run_there_is_none() -
     assert re.findall(r"^\S.*?: step \d+", told, re.M) == ["b (runs/b): step 5", "made (runs/a): step 30"]
     for words in ("log runs/a", "log runs --graph"):
         assert "val_share" not in mingpt(words)
+
+
+def test_a_page_of_runs_that_have_no_figures_is_a_mistake(runs: Path) -> None:
+    shutil.rmtree(runs / "a")
+    shutil.rmtree(runs / "b")
+    mingpt("report runs --out all.html", code=64)
+    assert mingpt.out.splitlines()[1].startswith("c  ")
+    assert "error: runs: no run is there" in mingpt.err
 
 
 def test_a_runs_own_folder_is_no_folder_of_runs(runs: Path) -> None:

@@ -25,10 +25,9 @@ def test_a_wheel_has_a_name_of_its_own_and_what_users_need(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"mingpt/py.typed", "mingpt/configs/train.yaml", "mingpt/configs/schema.json"} <= names
-    assert f"version: {mingpt.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    newest = re.search(r"^## \[(.*)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert newest
-    assert newest[1] == mingpt.__version__
+    [version, date] = re.findall(r"^(?:version|date-released): (.*)", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert version == mingpt.__version__
+    assert re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] == f"[{version}] - {date}"
 
 
 @pytest.mark.slow
