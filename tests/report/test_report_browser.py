@@ -97,6 +97,11 @@ def test_a_drag_zooms_all_charts_a_double_click_goes_back_and_the_cursor_reads_e
     tab.mouse("mouseMoved", middle(tab, 0, 0.5)[0], y)
     told = tab.evaluate("charts.map(u => u.legend.values.map(value => value._))")
     assert all("–" not in values for values in told), told
+    values = tab.evaluate(
+        "(charts[0].setCursor({ left: charts[0].over.clientWidth, top: 9 }), charts[0].legend.values)"
+    )
+    assert [value["_"] == "–" for value in values[-2:]] == [False, True]  # it was not evaluated so late
+    tab.mouse("mouseMoved", middle(tab, 0, 0.5)[0], y)
     assert "attempt 2: 4 × NVIDIA L4 n1" in tab.evaluate("document.querySelector('.told').textContent")
 
 
