@@ -23,7 +23,7 @@ const WINDOWS = [1, 3, 10, 30, 100, 300, 1000, 3000, 10000]; // steps that a mea
 const MARKS = { killed: "#dc2626", failed: "#dc2626", rollback: "#8b5cf6", rewind: "#8b5cf6", skipped: "#d97706" };
 
 const last = Math.max(1, ...runs.map(run => run.curves.loss?.x.at(-1) ?? 1));
-const chosen = { x: "step", logX: false, logY: false, all: false, mean: WINDOWS.findLastIndex(n => n * 30 <= last) };
+const chosen = { x: "step", logX: false, logY: false, all: false, mean: Math.max(0, WINDOWS.findLastIndex(n => n * 30 <= last)) };
 let charts = []; // the uPlots that are drawn
 let whole = [0, 1]; // their x axis without zoom
 
@@ -38,6 +38,7 @@ function number(value) {
 
 function tick(value) {
   const size = Math.abs(value);
+  if (size >= 1e15) return value.toExponential(1);
   if (size >= 1e6) return value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 2 });
   if (size && size < 1e-3) return value.toExponential().replace(/(\.\d{2})\d+/, "$1");
   return value.toLocaleString("en", { maximumFractionDigits: 6 });
