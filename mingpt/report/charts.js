@@ -13,9 +13,9 @@ const place = document.getElementById("charts");
 
 const CHARTS = [
   { key: "loss", title: "Loss", unit: "nats per token", mean: true, forks: true, most: 0.95, height: 380 },
-  { key: "norm", title: "Gradient norm", unit: "before clipping", mean: true, forks: true, most: 0.99, height: 220 },
+  { key: "grad_norm", title: "Gradient norm", unit: "before clipping", mean: true, forks: true, most: 0.99, height: 220 },
   { key: "lr", title: "Learning rate", unit: "of each step", zero: true, height: 220 },
-  { key: "speed", title: "Speed", unit: "tokens per second", zero: true, height: 220 },
+  { key: "tokens_per_second", title: "Speed", unit: "tokens per second", zero: true, height: 220 },
   { key: "mfu", title: "MFU", unit: "% of the hardware's peak", zero: true, height: 220 },
 ];
 const AXES = { step: "step", tokens: "tokens", hours: "hours of training" };
@@ -23,7 +23,7 @@ const WINDOWS = [1, 3, 10, 30, 100, 300, 1000, 3000, 10000]; // steps that a mea
 const MARKS = { killed: "#dc2626", failed: "#dc2626", rollback: "#8b5cf6", rewind: "#8b5cf6", skipped: "#d97706" };
 
 const last = Math.max(1, ...runs.map(run => run.curves.loss?.x.at(-1) ?? 1));
-const chosen = { x: "step", logX: false, logY: false, all: false, mean: WINDOWS.findLastIndex(n => n * 30 <= last) };
+const chosen = { x: "step", logX: false, logY: false, all: false, mean: Math.max(0, WINDOWS.findLastIndex(n => n * 30 <= last)) };
 let charts = []; // the uPlots that are drawn
 let whole = [0, 1]; // their x axis without zoom
 
@@ -38,6 +38,7 @@ function number(value) {
 
 function tick(value) {
   const size = Math.abs(value);
+  if (size >= 1e15) return value.toExponential(1);
   if (size >= 1e6) return value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 2 });
   if (size && size < 1e-3) return value.toExponential().replace(/(\.\d{2})\d+/, "$1");
   return value.toLocaleString("en", { maximumFractionDigits: 6 });
@@ -54,7 +55,7 @@ function between({ x, y }, at) {
 
 // From a step to its place on the x axis; null where the run has not recorded it. A fork goes on from its parent's.
 function axisOf(run, depth = 0) {
-  const known = { tokens: run.curves.tokens, hours: run.hours }[chosen.x];
+  const known = { tokens: run.curves.tokens_seen, hours: run.hours }[chosen.x];
   if (!known) return step => step;
   if (known.x.length < 2) return () => null;
   const before = run.fork && chosen.x === "hours" && depth < 20 ? axisOf(runs[run.fork.of], depth + 1)(run.fork.step) : 0;
@@ -70,7 +71,7 @@ function* marksOf(run) {
 }
 
 for (const [i, run] of runs.entries()) {
-  const { mfu, pace, tokens } = run.curves, start = run.fork?.step ?? 0;
+  const { mfu, step_seconds: pace, tokens_seen: tokens } = run.curves, start = run.fork?.step ?? 0;
   run.color = color(i);
   run.marks = [...marksOf(run)].sort(([one], [two]) => one - two);
   mfu.y = mfu.y.map(share => share * 100);
@@ -148,7 +149,7 @@ function seriesOf(chart) {
     if (chart.key === "loss") {
       const stroke = alone ? "#ea580c" : run.color, points = { show: true, size: 7, fill: stroke, stroke };
       const label = alone ? "validation" : `${run.name}, validation`;
-      add(run, run.curves.val, { label, stroke, width: 1.5, dash: [6, 4], points });
+      add(run, run.curves.val_loss, { label, stroke, width: 1.5, dash: [6, 4], points });
     }
   }
   return { data: tables.length ? uPlot.join(tables) : [[]], series, leaves };
@@ -340,7 +341,7 @@ function drawAll() {
   charts = [];
   for (const old of place.querySelectorAll("figure")) old.remove();
   for (const chart of CHARTS) {
-    chart.log = chosen.logY && (chart.key === "loss" || chart.key === "norm");
+    chart.log = chosen.logY && (chart.key === "loss" || chart.key === "grad_norm");
     draw(chart);
   }
   const ends = charts.flatMap(u => [u.data[0][0], u.data[0].at(-1)]);
@@ -384,17 +385,25 @@ function sortable(table) {
     cell.onclick = () => {
       const down = cell.classList.toggle("down");
       const of = row => row.cells[column].textContent.trim().replaceAll(",", "");
-      const order = (a, b) => (isNaN(parseFloat(a)) - isNaN(parseFloat(b))) || a.localeCompare(b, "en", { numeric: true });
-      const value = text => (/^-?[\d.]+(e-?\d+)?/.test(text) ? parseFloat(text) : NaN);
       rows.sort((one, two) => {
-        const [a, b] = [of(one), of(two)], difference = value(a) - value(b);
-        return (down ? 1 : -1) * (isNaN(difference) ? order(a, b) : difference);
+        const [a, b] = [of(one), of(two)], difference = parseFloat(a) - parseFloat(b);
+        return (down ? 1 : -1) * (isNaN(difference) ? a.localeCompare(b, "en") : difference);
       });
       table.tBodies[0].append(...rows);
     };
   });
 }
 
+// Rows in the colors of their curves, and the parts of a whole as one bar.
+for (const table of document.querySelectorAll("table.colored")) {
+  const [, ...rows] = table.rows, dots = rows.map((row, i) => make("i", { className: `c${i % 10}` }));
+  if (table.classList.contains("bar")) {
+    const parts = dots.map(dot => dot.cloneNode());
+    rows.forEach((row, i) => { parts[i].style.flexGrow = parseFloat(row.cells[2].textContent); });
+    table.before(make("div", { className: "bar" }, ...parts));
+  }
+  rows.forEach((row, i) => row.cells[0].prepend(dots[i]));
+}
 tools();
 drawAll();
 document.querySelectorAll("table.sortable").forEach(sortable);

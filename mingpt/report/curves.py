@@ -12,13 +12,7 @@ from mingpt.report.reading import Curve, Floats, Run
 POINTS = 4000  # of a curve, more than a screen has pixels; a longer one is drawn as mean and range of as many groups
 ALL_POINTS = 40_000  # of all runs together
 LARGEST = 1e30  # of a value that is drawn, so that no sum overflows
-LOGGED = {
-    "val": "val_loss",
-    "speed": "tokens_per_second",
-    "mfu": "mfu",
-    "tokens": "tokens_seen",
-    "pace": "step_seconds",
-}
+LOGGED = ("val_loss", "tokens_per_second", "mfu", "tokens_seen", "step_seconds")  # of the metrics
 MARKS = 200  # attempts that are drawn, and skipped steps
 
 
@@ -41,8 +35,8 @@ def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _of_run(run: Run, runs: Sequence[Run], most: int) -> dict[str, Any]:
-    drawn = {"loss": run.loss, "norm": run.of_each_step("norm", "grad_norm"), "lr": run.lr}
-    drawn |= {name: run.curve(key) for name, key in LOGGED.items()}
+    drawn = {"loss": run.loss, "grad_norm": run.of_each_step("norm", "grad_norm"), "lr": run.lr}
+    drawn |= {key: run.curve(key) for key in LOGGED}
     parent, skipped = run.past.parent, list[tuple[int, bool]]()
     of = next((i for i, other in enumerate(runs) if other is not run and run.past.is_fork_of(other.past)), None)
     for row in run.past.metrics:

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-from mingpt.config.keys import leaves, value_of
+from mingpt.config.keys import leaves
 from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.report.curves import curves, groups
 from mingpt.report.html import Html, document, table_of, text
@@ -35,7 +35,7 @@ def _several(runs: Sequence[Run]) -> str:
     head = ["run", "state", "step", "loss", "validation loss", MEASURED_ON, *keys]
     rows = [
         (
-            Html(f"{_dot(i)}{text(run.name)}{_forked(run)}"),
+            Html(f"{text(run.name)} {_forked(run)}"),
             row["state"],
             f"{row['step']:,}",
             number(row["loss"]),
@@ -43,26 +43,23 @@ def _several(runs: Sequence[Run]) -> str:
             _share(row["val_tokens"], row["val_share"]),
             *(_value(of_run[key]) for key in keys),
         )
-        for i, (run, row, of_run) in enumerate(zip(runs, shown, values, strict=True))
+        for run, row, of_run in zip(runs, shown, values, strict=True)
     ]
     warning = f"<p>{text(OTHER_PARTS, 400)}</p>" if measured_apart(shown) else ""
-    table = f'<div class="card">{table_of(head, rows, "sortable")}</div>'
+    table = f'<div class="card">{table_of(head, rows, "colored sortable")}</div>'
     return f"<h1>{len(runs)} runs</h1>{warning}{CHARTS}{table}"
 
 
-def _forked(run: Run) -> Html:
-    parent = run.past.parent
-    return Html(f' <span class="soft">from {text(parent.run)}@{parent.step}</span>') if parent else Html("")
+def _forked(run: Run) -> str:
+    if not (parent := run.past.parent):
+        return ""
+    other = f", with other {', '.join(parent.keys)}" if parent.keys else ""
+    return f'<span class="soft">from {text(parent.run)}@{parent.step}{text(other, 400)}</span>'
 
 
 def _one(run: Run) -> str:
     pair = f'<div class="pair"><section>{_time(run)}</section><section>{_evaluations(run)}</section></div>'
     return "".join((_head(run), CHARTS, _samples(run), pair, _attempts(run), _config(run)))
-
-
-def _dot(number: int, style: str = "") -> Html:
-    """In one of the ten colors of page.css, which charts.js draws in, too."""
-    return Html(f'<i class="c{number % 10}" style="{style}"></i>')
 
 
 def number(value: object) -> str:
@@ -84,7 +81,7 @@ def facts(run: Run) -> dict[str, str]:
     measured = ((row["val_loss"], row["step"]) for row in run.past.validations() if isinstance(row["val_loss"], float))
     best = min(measured, default=None)  # of equal ones the first
     _, recent, *_ = groups(run.loss.steps[-RECENT:], run.loss.values[-RECENT:])
-    planned = value_of("train.max_steps", run.settings)
+    planned = dict(leaves(run.settings)).get("train.max_steps")
     known = {
         "state": row["state"],
         "step": f"{row['step']:,}" + (f" of {planned:,}" if type(planned) is int else ""),
@@ -105,12 +102,10 @@ def facts(run: Run) -> dict[str, str]:
 def _head(run: Run) -> str:
     shown = "".join(f"<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>" for key, value in facts(run).items())
     goodput = f"<p>{text(goodput_line(run.ledger), 400)}</p>" if run.ledger else ""
-    last, parent = run.manifest, run.past.parent
+    last = run.manifest
     digest = f'<p class="soft">step {last.step:,} has the digest {text(last.digest)}</p>' if last else ""
-    other = f", with other {', '.join(parent.keys)}" if parent and parent.keys else ""
-    fork = f"<p>forked from {text(parent.run)} after step {parent.step:,}{text(other, 400)}</p>" if parent else ""
-    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.past.folder, 300)}</p>'
-    return f'{title}{fork}<dl class="card">{shown}</dl>{goodput}{digest}'
+    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.past.folder, 300)}</p>{_forked(run)}'
+    return f'{title}<dl class="card">{shown}</dl>{goodput}{digest}'
 
 
 def _moment(at: float) -> str:
@@ -136,19 +131,16 @@ def _attempts(run: Run) -> str:
 
 
 def _time(run: Run) -> str:
-    """One bar of all the time that attempts ran, and what its parts are."""
+    """Over all attempts; charts.js draws it as one bar."""
     if not run.ledger:
         return ""
-    bar, rows = "", list[tuple[object, ...]]()
-    whole = sum(run.ledger.groups().values()) or 1
-    for i, (name, spent) in enumerate(run.ledger.groups().items()):
-        if not (share := spent / whole):
-            continue
-        bar += _dot(i, f"flex:{share:.4f}")
-        lasted = f"{spent:.1f} s" if spent < 60 else duration(spent)
-        rows.append((Html(f"{_dot(i)}{text(name)}"), lasted, f"{share:.1%}"))
-    table = table_of(("phase", "time", "share"), rows)
-    return f'<h2>Where the time went</h2><div class="card"><div class="bar">{bar}</div>{table}</div>'
+    rows, parts = list[tuple[str, ...]](), run.ledger.groups()
+    whole = sum(parts.values()) or 1
+    for name, spent in parts.items():
+        if spent > 0:
+            rows.append((name, f"{spent:.1f} s" if spent < 60 else duration(spent), f"{spent / whole:.1%}"))
+    table = table_of(("phase", "time", "share"), rows, "colored bar")
+    return f'<h2>Where the time went</h2><div class="card">{table}</div>'
 
 
 def _evaluations(run: Run) -> str:
@@ -190,12 +182,10 @@ def _value(value: object) -> str:
 
 def _config(run: Run) -> str:
     """What differs from the defaults, and below it all the rest."""
-    changed, others = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    rows: dict[bool, list[tuple[str, ...]]] = {False: [], True: []}
     for key, value, usual in with_defaults(run.settings):
-        if value == usual:
-            others.append((key, _value(value)))
-        else:
-            changed.append((key, _value(value), _value(usual)))
-    table = f'<div class="card">{table_of(("key", "value", "default"), changed)}</div>'
-    rest = f'<details class="card"><summary>Defaults</summary>{table_of(("key", "value"), others)}</details>'
-    return f"<h2>Settings that are not the defaults</h2>{table}{rest}" if changed else ""
+        rows[value == usual].append((key, _value(value), _value(usual)))
+    head = ("key", "value", "default")
+    rest = f'<details class="card"><summary>Those that are</summary>{table_of(head, rows[True])}</details>'
+    table = f'<div class="card">{table_of(head, rows[False])}</div>'
+    return f"<h2>Settings that are not the defaults</h2>{table}{rest}" if any(rows.values()) else ""

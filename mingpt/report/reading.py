@@ -62,11 +62,6 @@ class Run:
         return [replace(a, end=self._end(a, found[-1]) if a.end is None else a.end) for a in found]
 
     @cached_property
-    def on_line(self) -> list[Account]:
-        """The attempts of which the run kept steps."""
-        return [a for a in self.attempts if self.kept[a.attempt] > a.from_step]
-
-    @cached_property
     def ledger(self) -> Ledger | None:
         return added_up(self.past.accounts, self.past.claims) if self.past.accounts else None
 
@@ -101,7 +96,8 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        return max([*(self.kept[a.attempt] for a in self.on_line), *self.past.steps[-1:]], default=0)
+        kept = (self.kept[a.attempt] for a in self.attempts if self.kept[a.attempt] > a.from_step)
+        return max([*kept, *self.past.steps[-1:]], default=0)
 
     @property
     def settings(self) -> Mapping[str, Any]:

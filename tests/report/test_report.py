@@ -95,10 +95,10 @@ def test_the_charts_draw_the_steps_that_the_run_kept_and_what_happened_to_it(pag
     made.claim(4, 20, parent=2, by="rewind").attempt(5, 20, 22, parent=4, end="failed: no disk")
     [run] = drawn(page_of("run"))
     steps = [float(s) for s in range(1, 23)]
-    loss, norm = run["curves"]["loss"], run["curves"]["norm"]
+    loss, norm = run["curves"]["loss"], run["curves"]["grad_norm"]
     assert (loss["x"], loss["y"]) == (steps, [float(f"{loss_of(int(s)):.6g}") for s in steps])
     assert (norm["x"], set(norm["y"])) == (steps, {0.5})
-    assert run["curves"]["val"] == {"x": [16.0, 20.0], "y": [1.75, 1.5]}
+    assert run["curves"]["val_loss"] == {"x": [16.0, 20.0], "y": [1.75, 1.5]}
     assert run["curves"]["mfu"] == {"x": [], "y": []}
     assert [tuple(a[key] for key in ("number", "first", "last", "kind", "end")) for a in run["attempts"]] == [
         (1, 0, 10, "1 × cpu", "killed"),
@@ -147,8 +147,8 @@ def test_a_learning_rate_that_the_config_does_not_tell_is_the_logged_one() -> No
 def test_a_long_run_has_no_more_points_than_a_screen(page_of: PageOf) -> None:
     Made("run").attempt(1, 0, 9000).snapshot(9000, config=CONFIG)
     [run] = drawn(page_of("run"))
-    assert {name: len(run["curves"][name]["x"]) for name in ("loss", "norm", "lr")} == dict.fromkeys(
-        ("loss", "norm", "lr"), 4000
+    assert {name: len(run["curves"][name]["x"]) for name in ("loss", "grad_norm", "lr")} == dict.fromkeys(
+        ("loss", "grad_norm", "lr"), 4000
     )
     assert [run["curves"]["lr"]["x"][i] for i in (0, -1)] == [1, 9000]
     assert run["curves"]["loss"]["high"][0] == 2.0

@@ -42,10 +42,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     stranger = three_attempts(folder / "stranger").attempt(4, 30, 33, parent=3, end=f"failed: {EVIL}", host=EVIL)
     stranger.metrics(4, [{"step": 31, "sample": EVIL}, {"step": 32, "skipped": {"spike": EVIL}}])
     stranger.snapshot(33, run=EVIL, config=CONFIG | {EVIL: EVIL})
-    made_of = {"one": ["stranger"], "four": ["a1", "b2", "c3", "fork"]}
+    Made(folder / "first").attempt(1, 0, 1)
+    Made(folder / "empty").claim(1, 0)
+    made_of = {"one": ["stranger"], "four": ["a1", "b2", "c3", "fork"], "first": ["first"], "empty": ["empty"]}
     for name, runs in made_of.items():
         mingpt(f"report --out {folder}/{name}.html", *(folder / run for run in runs))
     return {name: folder / f"{name}.html" for name in made_of}
+
+
+@pytest.mark.parametrize(("name", "charts"), [("first", 4), ("empty", 0)])
+def test_a_run_that_has_hardly_begun_has_a_page(tab: Browser, pages: dict[str, Path], name: str, charts: int) -> None:
+    tab.open(pages[name], 1280)
+    assert (tab.evaluate("charts.length"), told(tab, *COMPLAINTS)) == (charts, [])
 
 
 def told(tab: Browser, *methods: str) -> list[Any]:
@@ -97,6 +105,11 @@ def test_a_drag_zooms_all_charts_a_double_click_goes_back_and_the_cursor_reads_e
     tab.mouse("mouseMoved", middle(tab, 0, 0.5)[0], y)
     told = tab.evaluate("charts.map(u => u.legend.values.map(value => value._))")
     assert all("–" not in values for values in told), told
+    values = tab.evaluate(
+        "(charts[0].setCursor({ left: charts[0].over.clientWidth, top: 9 }), charts[0].legend.values)"
+    )
+    assert [value["_"] == "–" for value in values[-2:]] == [False, True]  # it was not evaluated so late
+    tab.mouse("mouseMoved", middle(tab, 0, 0.5)[0], y)
     assert "attempt 2: 4 × NVIDIA L4 n1" in tab.evaluate("document.querySelector('.told').textContent")
 
 
