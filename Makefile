@@ -162,7 +162,7 @@ $(SKY_INSTALLED): constraints-sky.txt
 	@touch $@
 
 # What makes the site and checks an archive: constraints-docs.txt is its lock. To renew it:
-#   printf 'mkdocs-material\nmkdocstrings[python]\nbuild\ntwine\nhatchling\n' | uv pip compile --universal --python-version 3.10 --no-annotate --generate-hashes - -o constraints-docs.txt
+#   printf 'mkdocs-material\nbuild\ntwine\nhatchling\n' | uv pip compile --universal --python-version 3.10 --no-annotate --generate-hashes - -o constraints-docs.txt
 $(DOCS_INSTALLED): constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS)
 	@echo "Installing mkdocs into $(DOCS)."
