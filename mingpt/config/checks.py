@@ -260,13 +260,13 @@ def missing_places(c: Config, problems: Sequence[str]) -> list[str]:
 
     They are looked for when they are needed, and one start is to find all.
     """
-    told = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
-    found: list[str] = []
+    named_keys = {re.split("[:=]", problem, maxsplit=1)[0] for problem in problems}
+    missing: list[str] = []
     for key, url in c.data.places().items():
         named = key.rpartition(".")[2] in HUB_KEYS and hub.model_at(url)
         if "://" not in url and not named and not Path(url).exists():
-            found.append(f"{key}={url}: there is no such file or bucket: check the spelling{fetch_it(url)}")
+            missing.append(f"{key}={url}: there is no such file or bucket: check the spelling{fetch_it(url)}")
     weights = getattr(c.model, "init_from", None)
     if weights and "://" not in weights and not hub.model_at(weights) and not Path(weights, "config.json").exists():
-        found.append(no_weights(weights))
-    return [problem for problem in found if problem.partition("=")[0] not in told]
+        missing.append(no_weights(weights))
+    return [problem for problem in missing if problem.partition("=")[0] not in named_keys]
