@@ -13,10 +13,11 @@ from mingpt.cli.console import say, say_json
 from mingpt.commands.footprint import Footprint, ModelSizes, changed, footprint, look_at
 from mingpt.compose import compose
 from mingpt.compute.batches import position
-from mingpt.config.checks import alone, impossible
+from mingpt.config.checks import impossible
 from mingpt.config.models import Language
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, UserError
+from mingpt.files.folder import alone
 from mingpt.observe.ledger import duration
 from mingpt.observe.speed import GPUS, Gpu, flops_per_token
 from mingpt.train.preparing import why_no_graph

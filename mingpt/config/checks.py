@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mingpt.cli.console import printable
 from mingpt.config import plugin
+from mingpt.config.imports import installed
 from mingpt.config.kinds import Data, of_part
-from mingpt.config.schema import Config
+from mingpt.config.schema import Config, steps_to_profile
 from mingpt.config.section import Own, Section
 from mingpt.files import hub
 from mingpt.files.storage import S3_ENDPOINTS, fetch_it, install
@@ -132,12 +131,6 @@ def _fa3(c: Config, _: int) -> str | None:
     return None
 
 
-def installed(package: str) -> bool:
-    """Whether it can be imported. A folder of that name is no package: W&B and MLflow make such ones where they run."""
-    spec = find_spec(package)
-    return spec is not None and spec.origin is not None
-
-
 def _tracker(name: str, trains: bool, c: Config, _: int) -> str | None:
     if trains and not installed(name):
         return f"track={name}: its package is not installed: {install(name)}"
@@ -186,14 +179,6 @@ def _webhook(c: Config, _: int) -> str | None:
     if good and not re.search(r"\s", c.health.notify or ""):
         return None
     return "health.notify=***: this is not the address of a webhook: give one that begins with https:// or http://"
-
-
-def steps_to_profile(text: str) -> range:
-    """Steps, counted from 1, of a text such as 100:103. Raises ValueError for another text, or if there is none."""
-    first, end = (int(number) for number in text.split(":"))
-    if not 0 < first < end:
-        raise ValueError(text)
-    return range(first, end)
 
 
 def _profile(c: Config, _: int) -> str | None:
@@ -285,11 +270,3 @@ def missing_places(c: Config, problems: Sequence[str]) -> list[str]:
     if weights and "://" not in weights and not hub.model_at(weights) and not Path(weights, "config.json").exists():
         missing.append(no_weights(weights))
     return [problem for problem in missing if problem.partition("=")[0] not in named_keys]
-
-
-def alone(run_dir: str, host: str) -> str:
-    """What to say of a run on one node's disk. run_dir: without secrets."""
-    return (
-        f"run.dir={run_dir} is on {printable(host)}'s disk alone: if that machine goes, so does the run; "
-        f"RUN_DIR=s3://… (run.dir) survives it"
-    )

@@ -11,13 +11,19 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
-from importlib.util import resolve_name
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 import mingpt
 
 HERE = Path(mingpt.__file__).resolve().parent
 INSTALLED = {"site-packages", "dist-packages"}
+
+
+def installed(package: str) -> bool:
+    """Whether it can be imported. A folder of that name is no package: W&B and MLflow make such ones where they run."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def search_here_too() -> None:

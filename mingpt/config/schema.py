@@ -217,6 +217,14 @@ class Snapshot(Section):
     """The run goes on without snapshots, and says so, until this many in a row have failed."""
 
 
+def steps_to_profile(text: str) -> range:
+    """Steps, counted from 1, of a text such as 100:103. Raises ValueError for another text, or if there is none."""
+    first, end = (int(number) for number in text.split(":"))
+    if not 0 < first < end:
+        raise ValueError(text)
+    return range(first, end)
+
+
 class Profile(Section):
     steps: str | None = None
     """FIRST:END, steps that torch.profiler records in process 0, for Perfetto: 100:103 are steps 100, 101 and 102."""

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from mingpt.cli.console import complain
+from mingpt.cli.console import complain, printable
 from mingpt.errors import Incomplete, Unreadable, UserError
 from mingpt.files.localfile import (
     PAUSES,
@@ -34,6 +34,14 @@ FILES = ("run-id", "elsewhere.json", "config.yaml", "report.html")
 FOLDERS = ("attempts", "metrics", "trace", "ledger", "profile", "memory")
 ANY = re.compile(".*", re.S)
 NEIGHBOURS = 5  # files that are asked for when one can't be read
+
+
+def alone(run_dir: str, host: str) -> str:
+    """What to say of a run on one node's disk. run_dir: without secrets."""
+    return (
+        f"run.dir={run_dir} is on {printable(host)}'s disk alone: if that machine goes, so does the run; "
+        f"RUN_DIR=s3://… (run.dir) survives it"
+    )
 
 
 class File(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from mingpt.config.checks import steps_to_profile
+from mingpt.config.schema import steps_to_profile
 from mingpt.files.folder import Folder
 from mingpt.observe.background import Background
 from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Event, StepDone

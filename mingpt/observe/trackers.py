@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from mingpt.config.checks import installed
+from mingpt.config.imports import installed
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
 from mingpt.files.folder import Folder

@@ -126,7 +126,7 @@ def find_home(config: Config, hosts: list[str], seconds: float) -> tuple[list[st
     Found out as by training's processes, of which each node has one here. hosts: by rank. seconds: limit of each
     answer. Raises UserError for two runs under one name, and without the node that has the run; TransientError.
     """
-    from mingpt.config.checks import alone
+    from mingpt.files.folder import alone
     from mingpt.tiers.home import HomeSearch
 
     # HomeSearch is training's own, and asks Env: here it is told of a world of one process a node.

@@ -15,10 +15,11 @@ from typing import Any
 from mingpt.cli.command import code_of, expanded
 from mingpt.cli.console import complain, ended, say
 from mingpt.compose import compose
-from mingpt.config.checks import HUB_KEYS, alone
+from mingpt.config.checks import HUB_KEYS
 from mingpt.config.schema import Config
 from mingpt.errors import FINISHED
 from mingpt.files import hub
+from mingpt.files.folder import alone
 from mingpt.files.storage import EXTRAS
 
 

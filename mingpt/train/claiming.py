@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from mingpt.cli.console import printable, say
-from mingpt.config.checks import alone
 from mingpt.config.configfile import public_config
 from mingpt.config.schema import Config
 from mingpt.data.source import Source
 from mingpt.errors import UserError
+from mingpt.files.folder import alone
 from mingpt.observe.ledger import accounts, duration
 from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here
 from mingpt.snapshot.format import VALIDATION

@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 from dataclasses import dataclass
-from multiprocessing import util
 from pathlib import Path
 
 from mingpt.errors import UserError
@@ -88,6 +87,8 @@ class Env:
 
 def keep_from_current_folder() -> None:
     """Have multiprocessing's children, which are `python -c`, not search the current folder before all else."""
+    from multiprocessing import util  # not at the top: `mingpt --help` imports this file
+
     # They import their packages by this process's sys.path, which they are sent. -P is not in Python 3.10, and -I also
     # ignores the variables PYTHON…, of which they need none then.
     flags = util._args_from_interpreter_flags  # type: ignore[attr-defined] # what sets them is not public

@@ -193,6 +193,7 @@ def fails(hidden: int) -> nn.Module:
 
 
 def takes_all(**_: object) -> nn.Module:
+    """Fails, whatever its arguments are."""
     raise ValueError("whatever it is given")
 
 
