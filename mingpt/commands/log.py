@@ -7,12 +7,12 @@ import argparse
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mingpt.cli.console import as_lines, complain, counted, say, say_json
-from mingpt.errors import OF_ONE, UserError
-from mingpt.files.folder import Folder
+from mingpt.cli.console import as_lines, counted, say, say_json
+from mingpt.errors import UserError
 from mingpt.history.history import NOTHING
 from mingpt.observe.ledger import Account
 from mingpt.report.reading import Run
+from mingpt.report.runs import Row, listed, table
 
 STEPS_SHOWN = 5  # of what an attempt has set aside
 
@@ -27,12 +27,13 @@ class Node:
 
 
 def log_command(options: argparse.Namespace) -> int:
-
-    runs = _runs(options.url)
+    found, runs = _runs(options.url)
     nodes = {run: _of_run(run) for run in runs}
     if options.json:
         say_json([node.about for node in nodes.values()])
         return 0
+    if found and not options.graph:
+        say(f"{table(found)}\n")
     parents = {
         run: other
         for run in runs
@@ -48,28 +49,21 @@ def log_command(options: argparse.Namespace) -> int:
     # Runs that name each other as parents are no tree, and stand alone.
     for run, node in nodes.items():
         if run not in parents or run not in reached:
-            say(as_lines(_drawn(node) if options.graph else _indented(node)))
+            say(as_lines(_lines(node, options.graph)))
     return 0
 
 
-def _runs(url: str) -> list[Run]:
-    """The runs in a folder by name; or the one that it is. Raises UserError if there is none."""
-
+def _runs(url: str) -> tuple[list[Row], list[Run]]:
+    """The rows and the runs of a folder; of one that is a run itself no rows. Raises UserError if there is none."""
     try:
-        return [Run(url)]
+        return [], [Run(url)]
     except UserError as none:
-        runs = []
-        for name in Folder(url, "DIR").subfolders():
-            try:
-                runs.append(Run(f"{url.rstrip('/')}/{name}"))
-            except OF_ONE as error:
-                if NOTHING not in str(error):  # the others are shown
-                    complain(str(error))
-        if not runs:
-            if NOTHING not in str(none):
-                raise
-            raise UserError(f"{url}: neither a run nor a folder of runs: check the spelling") from none
-        return runs
+        found = listed(url)
+        if runs := [row["of"] for row in found if row["of"]]:
+            return found, runs
+        if NOTHING not in str(none):
+            raise
+        raise UserError(f"{url}: neither a run nor a folder of runs: check the spelling") from none
 
 
 def _of_run(run: Run) -> Node:
@@ -131,14 +125,13 @@ def _attempt_of(parent: Node, fork: Run) -> Node:
     return next((node for node in parent.below if node.about.get("attempt") == fork.past.parent.attempt), parent)
 
 
-def _indented(node: Node) -> list[str]:
-    return [node.text, *(f"  {line}" for below in node.below for line in _indented(below))]
-
-
-def _drawn(node: Node) -> list[str]:
+def _lines(node: Node, tree: bool) -> list[str]:
+    """A node's own line, and those below it: indented, or as the branches of a tree."""
     lines = [node.text]
     for i, below in enumerate(node.below, 1):
-        first, rest = ("└─ ", "   ") if i == len(node.below) else ("├─ ", "│  ")
-        inner = _drawn(below)
+        first = rest = "  "
+        if tree:
+            first, rest = ("└─ ", "   ") if i == len(node.below) else ("├─ ", "│  ")
+        inner = _lines(below, tree)
         lines += [f"{first}{inner[0]}", *(f"{rest}{line}" for line in inner[1:])]
     return lines

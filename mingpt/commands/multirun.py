@@ -35,7 +35,7 @@ from mingpt.config.groups import config_dir
 from mingpt.errors import FINISHED, STOPPED, UserError
 from mingpt.files.storage import install
 from mingpt.history.history import History
-from mingpt.report.runs import rows, table
+from mingpt.report.runs import best_first, rows, table
 from mingpt.world.children import START
 from mingpt.world.lifetime import end_with_parent
 
@@ -63,7 +63,7 @@ def multirun(arguments: list[str]) -> int:
         without = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"
         code = _run(["--multirun", *options_given(options), *options.overrides, without])
         if found := rows(folder):
-            say(table(found))
+            say(table(best_first(found)))
         return code
     except KeyboardInterrupt:
         complain("stopped on request: the same command again goes on")

@@ -13,6 +13,7 @@ from mingpt.cli.console import as_lines, columns, counted, printable, say, say_j
 from mingpt.config.keys import declared, leaves
 from mingpt.config.schema import Schedule, Snapshot
 from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
+from mingpt.report.runs import listed, table
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.elsewhere import refuse_elsewhere
 from mingpt.snapshot.format import MANIFEST, Manifest
@@ -173,7 +174,8 @@ def list_command(options: Options) -> int:
     if options.json:
         say_json({name: asdict(e) for name, e in runs.items()} or [asdict(e) for e in entries])
     elif runs:
-        say(as_lines(columns([("run", *TITLES), *((printable(name), *_row(e)) for name, e in runs.items())])))
+        bad = [f"{name}: newest snapshot: {e.state}: {e.problem}" for name, e in runs.items() if e.problem]
+        say("\n".join([table(listed(options.url)), *map(printable, bad)]))
     else:
         say(as_lines(columns([TITLES, *map(_row, entries)])))
     return int(any(e.state == DAMAGED for e in entries))

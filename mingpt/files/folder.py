@@ -31,7 +31,7 @@ from mingpt.files.storage import hub_folder, is_denied, is_local, may_pass, open
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
 # What is written there, besides snapshots.
 FILES = ("run-id", "elsewhere.json", "config.yaml", "report.html")
-FOLDERS = ("attempts", "metrics", "trace", "tensorboard", "ledger", "profile", "memory")
+FOLDERS = ("attempts", "metrics", "trace", "ledger", "profile", "memory")
 ANY = re.compile(".*", re.S)
 NEIGHBOURS = 5  # files that are asked for when one can't be read
 

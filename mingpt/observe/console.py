@@ -1,7 +1,7 @@
 """Prints a line for each event."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from textwrap import indent
 
 from mingpt.observe.events import (
@@ -17,6 +17,7 @@ from mingpt.observe.events import (
 )
 from mingpt.observe.ledger import duration
 
+MOST_COLUMNS = 99  # of a step's line
 FIRST_SKIPS = 10  # in a row, which are all printed; then one in so many
 MOST_SAMPLES = 16
 FIRST_PROGRESS = 10.0  # seconds of an evaluation until its first line; the next one comes after twice the time
@@ -55,24 +56,31 @@ class ConsoleLines:
                 self.say(ended_line(event))
 
 
+def fitting(fields: Sequence[str], width: int) -> str:
+    """One line of the first fields, each of them whole: as many as `width` columns have room for, and at least one."""
+    line = fields[0]
+    for field in fields[1:]:
+        if len(f"{line}  {field}") > width:
+            break
+        line = f"{line}  {field}"
+    return line
+
+
 def step_line(event: StepDone, last_step: int) -> str:
-    """`step 100/2000  loss 2.3456  lr 1.00e-03  norm 0.85  12,345 tokens/s  210 ms/step  6 min 39 s left  …`."""
-    parts = [
+    """`step  100/2000  loss 2.3456  lr 1.00e-03  norm 0.85  6 min 39 s left  12,345 tokens/s  …`."""
+    fields = [
         f"step {event.step:>{len(str(last_step))}}/{last_step}",
         f"loss {event.loss:.4f}",
         f"lr {event.lr:.2e}",
         f"norm {event.grad_norm:.2f}",
-        f"{event.tokens_per_second:,.0f} tokens/s",
-        f"{event.step_seconds * 1e3:.0f} ms/step",
         f"{duration(event.seconds_left)} left",
-        f"{event.tokens_seen:,} tokens",
-        f"{event.peak_memory / 2**30:.2f} GiB",
+        f"{event.tokens_per_second:,.0f} tokens/s",
     ]
-    if event.mfu is not None:
-        parts.append(f"{event.mfu:.1%} MFU")
     if not math.isfinite(event.grad_norm):
-        parts.append("SKIPPED")
-    return "  ".join(parts)
+        fields.insert(1, "SKIPPED")
+    if event.mfu is not None:
+        fields.append(f"{event.mfu:.1%} MFU")
+    return fitting([*fields, f"{event.peak_memory / 2**30:.2f} GiB"], MOST_COLUMNS)
 
 
 def skipped_line(event: StepSkipped) -> str:

@@ -1,13 +1,12 @@
 """The live display of a run on a terminal: where it is, how fast, and what is safe."""
 
 import sys
-from collections.abc import Iterator
-from itertools import accumulate
 
-from rich.console import Console, ConsoleOptions
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mingpt.observe.console import fitting
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptFailed,
@@ -23,20 +22,6 @@ from mingpt.observe.events import (
 from mingpt.observe.ledger import duration
 
 PER_SECOND = 2  # how often it is drawn: more would cost training time
-
-
-class Fields:
-    """Lines of fields. Those at the end for which a narrow window has no room are left out."""
-
-    def __init__(self, *lines: tuple[list[str], str]) -> None:
-        """lines: the fields of each, and its style."""
-        self.lines = lines
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        for fields, style in self.lines:
-            lengths = accumulate(len(field) + 2 for field in fields)
-            fit = [field for field, length in zip(fields, lengths, strict=True) if length - 2 <= options.max_width]
-            yield Text("  ".join(fit or fields[:1]), style, no_wrap=True, overflow="ellipsis")
 
 
 class LiveLine:
@@ -78,10 +63,13 @@ class LiveLine:
             case AttemptEnded() | AttemptFailed():
                 self.live.stop()
 
-    def draw(self) -> Fields:
-        """Two lines."""
-        start = self.started
-        return Fields((self.progress(start), ""), (self.state(start), "dim")) if start else Fields()
+    def draw(self) -> Text:
+        """Two lines, of the fields that the window has room for."""
+        shown = Text(no_wrap=True, overflow="ellipsis")
+        if start := self.started:
+            shown.append(fitting(self.progress(start), self.console.width))
+            shown.append(f"\n{fitting(self.state(start), self.console.width)}", "dim")
+        return shown
 
     def progress(self, start: AttemptStarted) -> list[str]:
         done = self.done

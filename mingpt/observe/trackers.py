@@ -39,12 +39,28 @@ from mingpt.snapshot.hot import run_id
 
 PROJECT = "mingpt"  # where the environment names none
 END_SECONDS = 20.0  # for all trackers, at the end of an attempt
-SAMPLE = "sample"  # the name of the texts of train.sample_every
 PART_ROWS = 4096  # of an event file: less than a megabyte
 FINISHED, STOPPED, FAILED = "FINISHED", "KILLED", "FAILED"
 
-Row = tuple[int, Mapping[str, Any]]  # step; numbers, or a text
+# The figures of the metrics by the group that each is shown in, as everybody has them. The metrics keep plain names:
+# users read the files of all versions.
+GROUPS = {
+    "train": ("loss", "lr", "grad_norm", "tokens_seen", "skipped_in_a_row", "sample"),
+    "val": ("val_loss", "val_accuracy", "val_bits_per_byte", "val_tokens", "val_share"),
+    "perf": ("tokens_per_second", "step_seconds", "seconds_left", "mfu"),
+    "system": ("peak_memory", "world_size"),
+}
+
+Row = tuple[int, Mapping[str, Any]]  # step; numbers by tag, or a text
 Write = Callable[[Row], None]
+
+
+def tag(name: str) -> str:
+    """What a figure of the metrics is called in a tracker: `loss` is `train/loss`, `val_loss/web` is `val/loss_web`."""
+    figure = name.partition("/")[0]  # without the component of a mixture
+    [group] = [group for group, figures in GROUPS.items() if figure in figures]
+    # No second slash: MLflow's folder has a file `val/loss`, which can't be a folder, too.
+    return f"{group}/{name.removeprefix('val_').replace('/', '_')}"
 
 
 @dataclass
@@ -77,9 +93,9 @@ class About:
             path.mkdir(parents=True, exist_ok=True)
         return str(path)
 
-    def settings(self) -> dict[str, str]:
-        """The config by key: `train.max_steps`."""
-        return {key: str(value) for key, value in leaves(self.config)}
+    def settings(self) -> dict[str, bool | int | float | str | None]:
+        """The config by key, such as `train.max_steps`; lists as text."""
+        return {k: v if isinstance(v, (int, float, str, type(None))) else str(v) for k, v in leaves(self.config)}
 
 
 def beyond(last: int, write: Write) -> Write:
@@ -93,6 +109,7 @@ def tensorboard(about: About) -> Iterator[Write]:
     from tensorboard.compat.proto.event_pb2 import SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
+    from torch.utils.tensorboard.summary import hparams
     from torch.utils.tensorboard.summary import text as of_text
 
     files = list[RunFile]()  # the last ones; a bucket gets each one as a whole, so it must not grow for ever
@@ -110,15 +127,19 @@ def tensorboard(about: About) -> Iterator[Write]:
                 file.finish()
             del files[:-2]  # those that a bucket may not have yet stay
             # Readers sort the files by name. The clocks of two machines may differ, the numbers of attempts do not.
-            name = f"tensorboard/events.out.tfevents.{about.attempt:010d}.{rows:010d}"
+            # In run.dir itself, whose name is then that of the curve.
+            name = f"events.out.tfevents.{about.attempt:010d}.{rows:010d}"
             files.append(RunFile(about.run_dir, name, about.say, "the event file of track=tensorboard"))
             add(file_version="brain.Event:2")
             if rows == 0:  # steps from this one on are forgotten, since this attempt computes them again
                 add(step=about.start + 1, session_log=SessionLog(status=SessionLog.START))
+                # Only the record with the values: of the one with a list of keys TensorBoard takes any run's for all,
+                # and would show no others. It believes a run's first values.
+                add(summary=hparams(about.settings(), {})[1])
         rows += 1
         step, values = row
-        if text := values.get(SAMPLE):  # Markdown, in which indented lines stay as they are
-            add(step=step, summary=of_text(SAMPLE, indent(text, "    ")))
+        if text := values.get(tag("sample")):  # Markdown, in which indented lines stay as they are
+            add(step=step, summary=of_text(tag("sample"), indent(text, "    ")))
         else:
             add(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
 
@@ -146,7 +167,7 @@ def wandb(about: About) -> Iterator[Write]:
         # x_disable_meta: no command line, which may hold secrets, and nothing of the machine
         settings=client.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True),
     )
-    run.define_metric("val_loss", summary="min,last")  # a table of runs shows both
+    run.define_metric(tag("val_loss"), summary="min,last")  # a table of runs shows both
     last = run.step - 1  # the server knows; offline, nobody does but the attempts before
     if run.offline and before:
         traces = read_trace(about.run_dir).items()
@@ -174,8 +195,8 @@ def mlflow(about: About) -> Iterator[Write]:
         client.update_run(id, "RUNNING")
     else:  # parameters can't be changed later; a resume's are in the snapshots' history
         id = client.create_run(experiment, tags={"mingpt.run_id": about.id}, run_name=about.name).info.run_id
-        client.log_batch(id, params=[Param(key, value[:500]) for key, value in about.settings().items()])
-    before = client.get_metric_history(id, "loss") if runs else []
+        client.log_batch(id, params=[Param(key, str(value)[:500]) for key, value in about.settings().items()])
+    before = client.get_metric_history(id, tag("loss")) if runs else []
 
     def write(row: Row) -> None:
         now, (step, values) = int(time.time() * 1000), row
@@ -236,7 +257,7 @@ class Trackers:
             case Sampled():
                 # The others show no text.
                 for name in {"tensorboard", "wandb"} & self._all.keys():
-                    self._all[name].put((event.step, {SAMPLE: event.text}))
+                    self._all[name].put((event.step, {tag("sample"): event.text}))
             case StepSkipped():
                 self._put(event.step, skipped_in_a_row=event.in_a_row)
             case AttemptEnded() | AttemptFailed():
@@ -249,6 +270,6 @@ class Trackers:
                     tracker.close(max(0.0, until - time.monotonic()))
 
     def _put(self, step: int, **values: float) -> None:
-        finite = {key: value for key, value in values.items() if math.isfinite(value)}
+        finite = {tag(name): value for name, value in values.items() if math.isfinite(value)}
         for tracker in self._all.values():
             tracker.put((step, finite))

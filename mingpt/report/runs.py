@@ -1,9 +1,13 @@
-"""The runs in a folder, as a table: in which settings they differ, and how each one went."""
+"""The runs in a folder as one table, which `mingpt report`, `log` and `snapshots list` share.
 
-from collections.abc import Mapping, Sequence
+`report` adds the settings in which they differ. Anybody may have made these runs: nothing in them is believed.
+"""
+
+import math
+import time
 from typing import Any
 
-from mingpt.cli.console import as_lines, columns, complain
+from mingpt.cli.console import as_lines, columns, complain, shortened
 from mingpt.config.configfile import read_config
 from mingpt.config.keys import leaves
 from mingpt.errors import OF_ONE
@@ -11,63 +15,94 @@ from mingpt.files.folder import Folder
 from mingpt.history.history import NOTHING
 from mingpt.report.reading import Run
 from mingpt.report.settings import differing
+from mingpt.snapshot.store import SNAPSHOTS
 
-COLUMNS = ("state", "step", "loss", "val_loss", "val_tokens", "val_share")
+Row = dict[str, Any]
+COLUMNS = ("run", "state", "date", "model", "step", "loss", "val_loss", "val_share")
+INNER = ("val_tokens", "config", "of")  # what a row has, too, and no column shows
 NOT_STARTED, UNREADABLE = "not started", "can't be read"  # the states of runs that have no figures
+LONGEST = 40  # characters of a state: of a run that failed it begins the reason
 OTHER_PARTS = (
-    "WARNING: these validation losses can't be compared: they were measured on other parts of the split (val_tokens, "
-    "val_share; –: not recorded). `mingpt evaluate RUN` takes all of it."
+    "WARNING: these validation losses can't be compared: they were measured on other parts of the split (val_share, or "
+    "other data; –: not recorded). `mingpt evaluate RUN` takes all of it."
 )
 
 
-def runs_in(folder: str) -> dict[str, dict[str, Any]]:
-    """The config of each run that lies directly in a folder, by its name; anybody may have written it."""
-    found = dict[str, dict[str, Any]]()
-    for name in Folder(folder, "DIR").subfolders():
-        try:
-            if config := read_config(f"{folder.rstrip('/')}/{name}"):
-                found[name] = config
-        except OF_ONE as error:
-            complain(str(error))
-    return found
+def rows(folder: str) -> list[Row]:
+    """As `listed`, with the settings in which the runs differ."""
+    return with_settings(listed(folder))
 
 
-def rows(folder: str) -> list[dict[str, Any]]:
-    """A row for each run of a folder, the lowest validation loss first; with the settings that `differing` names."""
-    configs = runs_in(folder)
-    keys, found = differing([*configs.values()]), list[dict[str, Any]]()
-    for name, config in configs.items():
-        values = dict(leaves(config))
-        found.append({"run": name} | _went(f"{folder.rstrip('/')}/{name}") | {key: values[key] for key in keys})
+def with_settings(found: list[Row]) -> list[Row]:
+    """The rows, each with its values of the keys that `differing` names."""
+    known = [row["config"] for row in found if row["config"]]
+    keys = differing(known)
+    return [row | {key: dict(leaves(row["config"])).get(key) for key in keys} for row in found]
+
+
+def best_first(found: list[Row]) -> list[Row]:
+    """By validation loss."""
     return sorted(found, key=lambda r: r["val_loss"] if isinstance(r["val_loss"], (int, float)) else float("inf"))
 
 
-def _went(run_dir: str) -> dict[str, Any]:
+def listed(folder: str) -> list[Row]:
+    """A row for each run that lies directly in a folder, the newest first."""
+    # A run's own folder of snapshots would stand for that run, and has no others in it.
+    names = [name for name in Folder(folder, "DIR").subfolders() if name != SNAPSHOTS]
+    found = [row for name in names if (row := _row(f"{folder.rstrip('/')}/{name}"))]
+    return sorted(found, key=lambda row: row["date"] or "", reverse=True)
+
+
+def _row(url: str) -> Row | None:
+    """None: no run is there. What can't be read is named in a line, so that the others are shown."""
     try:
-        return went(Run(run_dir))
+        return went(Run(url))
     except OF_ONE as error:
-        state = NOT_STARTED if NOTHING in str(error) else UNREADABLE
-        if state == UNREADABLE:
-            complain(str(error))
-        return dict.fromkeys(COLUMNS) | {"state": state, "step": 0}
+        row = dict.fromkeys((*COLUMNS, *INNER)) | {"run": _name(url), "step": 0}
+        if NOTHING in str(error):
+            config = read_config(url)
+            return row | {"state": NOT_STARTED, "config": config} if config else None
+        complain(str(error))
+        return row | {"state": UNREADABLE, "config": {}}
 
 
-def went(run: Run) -> dict[str, Any]:
-    """How a run went, along the line of attempts that it is on, by COLUMNS."""
-    tokens, share = run.past.validated_on
-    losses = {key: run.past.last_of(key) for key in ("loss", "val_loss")}
+def went(run: Run) -> Row:
+    """How a run went, along the line of attempts that it is on. config: plain. of: the Run; None: it has no figures."""
+    noted = [at for a in run.attempts for at in (a.started, a.until) if math.isfinite(at)]
+    model = [dict(leaves(run.settings)).get("model.kind"), run.parameters and f"{run.parameters / 1e6:,.1f} M"]
     ended = run.attempts[-1].end if run.attempts else None
-    return {"state": ended, "step": run.last_step, **losses, "val_tokens": tokens, "val_share": share}
+    tokens, share = run.past.validated_on
+    return {
+        "run": _name(run.past.folder),
+        "state": shortened(ended or "", LONGEST),
+        "date": time.strftime("%Y-%m-%d %H:%M", time.localtime(max(noted))) if noted else None,
+        "model": " ".join(str(part) for part in model if part),
+        "step": run.last_step,
+        "loss": run.past.last_of("loss"),
+        "val_loss": run.past.last_of("val_loss"),
+        "val_share": share,
+        "val_tokens": tokens,
+        "config": run.settings,
+        "of": run,
+    }
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
-    """For a terminal or a log."""
-    names = dict.fromkeys(key for row in found for key in row)
-    lines = columns([[*names], *([_cell(row.get(name)) for name in names] for row in found)])
-    return as_lines([*lines, *([OTHER_PARTS] if measured_apart(found) else [])])
+def _name(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
 
 
-def measured_apart(found: Sequence[Mapping[str, Any]]) -> bool:
+def table(found: list[Row]) -> str:
+    """For a terminal or a log. What rows have besides the columns stands behind them."""
+    return as_lines([*columns(cells(found)), *([OTHER_PARTS] if measured_apart(found) else [])])
+
+
+def cells(found: list[Row]) -> list[list[str]]:
+    """The names of the columns, then each row."""
+    names = [name for name in found[0] if name not in INNER]
+    return [names, *([_cell(row[name]) for name in names] for row in found)]
+
+
+def measured_apart(found: list[Row]) -> bool:
     """Whether the validation losses of these rows were measured on different parts of a split."""
     return len({(row["val_tokens"], row["val_share"]) for row in found if row["val_loss"] is not None}) > 1
 

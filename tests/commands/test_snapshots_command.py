@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -117,9 +118,10 @@ def test_list_of_a_folder_of_runs_is_a_table_of_them() -> None:
     Path("no_run").mkdir()
     assert {name: e["step"] for name, e in mingpt.json("snapshots list .").items()} == {"b\x1b[2J": 7, "run": 30}
     _, *rows = mingpt("snapshots list .").splitlines()
-    assert [row.split()[:2] for row in rows] == [["b\\x1b[2J", "7"], ["run", "30"]]
+    assert [re.split("  +", row)[:5:4] for row in rows] == [["b\\x1b[2J", "7"], ["run", "30"]]
     (folder(30) / "manifest.json").write_text("{}")
     assert [mingpt.ends(f"snapshots list {place}") for place in (".", "no_run")] == [1, 64]
+    assert mingpt("snapshots list .", code=1).splitlines()[-1].startswith("run: newest snapshot: DAMAGED: ")
 
 
 # --- prune ---

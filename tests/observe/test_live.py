@@ -1,17 +1,20 @@
 """The live display of a terminal, and what a machine could do."""
 
 import io
+import math
 import os
 import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console, Group
+from rich.console import Console
 
+from mingpt.observe.console import step_line
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptStarted,
@@ -34,10 +37,10 @@ DONE = StepDone(
 
 def shown(live: LiveLine, width: int) -> str:
     """What a terminal of this width shows."""
-    console = Console(file=io.StringIO(), width=width)
-    console.print(Group(live.draw()))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    live.console.width = width
+    with live.console.capture() as screen:
+        live.console.print(live.draw())
+    return screen.get()
 
 
 def test_what_counts_most_is_seen_in_a_narrow_window_too(told: Told) -> None:
@@ -57,6 +60,28 @@ def test_what_counts_most_is_seen_in_a_narrow_window_too(told: Told) -> None:
     live.on(AttemptEnded(200, False, None))
     assert [len(text.splitlines()) for text in texts] == [2] * 6
     told("".join(texts))
+
+
+LONG = StepDone(
+    98_765, 10.1234, 123.45, lr=6e-4, tokens_per_second=1_234_567.0, tokens_seen=51_200_000_000, seconds_left=85_000.0,
+    peak_memory=70 * 2**30, mfu=0.456,
+)  # fmt: skip
+
+
+def test_a_line_of_a_long_run_has_whole_fields_in_the_order_in_which_they_count(told: Told) -> None:
+    """At the usual widths of a window, and in a log, whose lines have less than 100 columns."""
+    live = LiveLine(Console(file=io.StringIO()))
+    for event in (
+        AttemptStarted(12, 0, 600_000, 64, "NVIDIA H100 80GB HBM3", "n1"),
+        LONG,
+        Evaluated(98_000, 3.25, 3.125),
+    ):
+        live.on(event)
+    live.live.stop()
+    lines = [line for width in (80, 100, 120) for line in shown(live, width).splitlines()]
+    lines += [step_line(replace(LONG, grad_norm=norm), 600_000) for norm in (1.0, math.nan)]
+    assert max(map(len, lines[-2:])) < 100
+    told(lines)
 
 
 @pytest.mark.parametrize(

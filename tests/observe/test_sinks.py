@@ -217,7 +217,8 @@ def test_a_run_and_its_files(
     clean(out + json.dumps(posts))
     clean_folder(tmp_path)
     written = {path.relative_to(tmp_path).parts[1] for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert {"config.yaml", "attempts", "ledger", "metrics", "snapshots", "tensorboard", "trace"} <= written
+    assert {"config.yaml", "attempts", "ledger", "metrics", "snapshots", "trace"} <= written
+    assert any(name.startswith("events.out.tfevents.") for name in written)
     assert "failed: " in (tmp_path / "run/ledger").glob("*").__next__().read_text()
     assert "***" in (tmp_path / "run/config.yaml").read_text()
 

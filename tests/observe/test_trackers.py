@@ -1,13 +1,16 @@
 """Curves: a run of two attempts is one curve in each tracker, read back by the tracker's own reader."""
 
 import os
+import re
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace as Served
 from typing import Any
 from uuid import uuid4
 
@@ -34,8 +37,9 @@ from mingpt.observe.events import (
 )
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import Trace
-from mingpt.observe.trackers import About, Trackers
+from mingpt.observe.trackers import GROUPS, About, Trackers, tag
 from node_kit import wait_until
+from paths_kit import ROOT
 from told import Told
 
 ID = "0123456789abcdef0123456789abcdef"
@@ -91,10 +95,11 @@ Curves = dict[str, list[tuple[int, Any]]]
 def of_tensorboard(run_dir: str) -> Curves:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(f"{run_dir}/tensorboard", {"scalars": 0, "tensors": 0})
+    events = EventAccumulator(run_dir, {"scalars": 0, "tensors": 0})
     events.Reload()
-    texts = events.Tensors("sample/text_summary") if "sample/text_summary" in events.Tags()["tensors"] else []
-    found: Curves = {"sample": [(e.step, e.tensor_proto.string_val[0].decode()) for e in texts]} if texts else {}
+    sample = "train/sample/text_summary"
+    texts = events.Tensors(sample) if sample in events.Tags()["tensors"] else []
+    found: Curves = {"train/sample": [(e.step, e.tensor_proto.string_val[0].decode()) for e in texts]} if texts else {}
     return found | {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
@@ -119,7 +124,7 @@ def of_trackio(run_dir: str) -> Curves:
     from trackio.sqlite_storage import SQLiteStorage
 
     [run] = trackio.Api().runs("mingpt")
-    assert (run.config or {})["optimizer.lr"] == "0.01"
+    assert (run.config or {})["optimizer.lr"] == 0.01
     curves: Curves = defaultdict(list)
     for row in SQLiteStorage.get_logs("mingpt", run.name):
         for key in row.keys() - {"step", "timestamp"}:
@@ -153,23 +158,58 @@ def test_a_run_of_several_attempts_is_one_curve_everywhere(tmp_path: Path) -> No
     train(names, run_dir, 2, START, LAST)
     assert ends(run_dir) == ("FINISHED", 0)
     defined = {(r.metric.name, r.metric.summary.min) for r in wandb_records(run_dir) if r.HasField("metric")}
-    assert ("val_loss", True) in defined
+    assert ("val/loss", True) in defined
     expected: Curves = defaultdict(list)
     for event in published(1, LAST):
         if isinstance(event, StepDone | Evaluated):
             for key, value in event.curves.items():
                 if value == value:  # not the norm that is no number
-                    expected[key].append((event.step, value))
-    expected["skipped_in_a_row"] = [(5, 1)]
-    for name in sorted(names, key="mlflow".__eq__):
-        if name == "mlflow":  # its folder of files can't have this beside val_loss
-            del expected["val_loss/web"]
+                    expected[tag(key)].append((event.step, value))
+    expected["train/skipped_in_a_row"] = [(5, 1)]
+    assert {"train/loss", "val/loss", "val/loss_web", "train/lr", "perf/tokens_per_second"} <= expected.keys()
+    for name in names:
         small: Callable[[float], Any] = np.float32 if name == "tensorboard" else float
         known: Curves = {key: [(step, float(small(value))) for step, value in v] for key, v in expected.items()}
         mark = {"tensorboard": "    ", "wandb": ""}.get(name)  # the others show no text
         if mark is not None:
-            known["sample"] = [(step, f"{mark}the king\n{mark}{step}") for step in (8, 16)]
+            known["train/sample"] = [(step, f"{mark}the king\n{mark}{step}") for step in (8, 16)]
         assert READERS[name](run_dir) == known, name
+
+
+def test_each_figure_has_one_tag_which_the_page_names() -> None:
+    rows = dict(re.findall(r"^\| `([\w/]+)` \| `(\w+/\w+)` \|", (ROOT / "docs/observe.md").read_text(), re.M))
+    assert rows.pop("val_loss/NAME") == tag("val_loss/NAME")
+    assert rows == {name: tag(name) for names in GROUPS.values() for name in names}
+    figures = {**StepDone(1, 2.0, 1.0, mfu=0.5).curves, **Evaluated(1, 2.0, 2.0, 1, 4, {}, 2.5).curves}
+    assert {*figures, "skipped_in_a_row", "sample"} == rows.keys()
+
+
+def test_tensorboards_own_tables_name_a_run_by_its_folder_and_compare_its_settings(tmp_path: Path) -> None:
+    """What its pages show of `--logdir runs`, by its own server, of a run of two attempts and of another run."""
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.hparams.backend_context import Context
+
+    for name, lr in (("a", 0.01), ("b", 0.02)):
+        run = replace(about(f"{tmp_path}/runs/{name}", 1, 0), config={"optimizer": {"lr": lr, "betas": [0.9, 0.95]}})
+        for attempt, start in ((1, 0), (2, START)):
+            curves = Trackers(["tensorboard"], replace(run, attempt=attempt, start=start), print)
+            for event in published(start + 1, start + 8):
+                curves.on(event)
+            curves.on(AttemptEnded(start + 8, False, None))
+    multiplexer = EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(f"{tmp_path}/runs")
+    multiplexer.Reload()
+    assert sorted(multiplexer.Runs()) == ["a", "b"]
+    ours, table = RequestContext(), Context(Served(data_provider=MultiplexerDataProvider(multiplexer, "")))
+    found = table.experiment_from_metadata(ours, "", True, table.hparams_metadata(ours, ""), [])
+    assert {i.name: i.differs for i in found.hparam_infos} == {"optimizer.lr": True, "optimizer.betas": False}
+    [rates] = [i.domain_interval for i in found.hparam_infos if i.name == "optimizer.lr"]
+    assert (rates.min_value, rates.max_value) == (0.01, 0.02)
+    names = {(i.name.group, i.name.tag) for i in found.metric_infos}
+    assert {("", "train/loss"), ("", "val/loss")} <= names
+    assert len({group for group, _ in names}) == 1  # no run below a run
 
 
 @pytest.mark.slow
@@ -195,14 +235,14 @@ def test_in_a_bucket_tensorboard_has_all_and_its_files_do_not_grow_for_ever(
     run_dir = f"memory://trackers-{uuid4().hex}/run"
     train(["tensorboard"], run_dir, 1, 0, FIRST)
     train(["tensorboard"], run_dir, 2, START, LAST)
-    fsspec.filesystem("memory").get(f"{run_dir}/tensorboard/", f"{tmp_path}/tensorboard/", recursive=True)
-    assert len(list((tmp_path / "tensorboard").iterdir())) > 4
-    assert [step for step, _ in of_tensorboard(str(tmp_path))["loss"]] == [*range(1, LAST + 1)]
+    fsspec.filesystem("memory").get(f"{run_dir}/", f"{tmp_path}/", recursive=True)
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) > 4
+    assert [step for step, _ in of_tensorboard(str(tmp_path))["train/loss"]] == [*range(1, LAST + 1)]
 
 
 def test_a_real_run_writes_its_curves_where_tensorboard_is_installed(tmp_path: Path, text: Path, cache: Path) -> None:
     branch_kit.train(tmp_path, text, cache, "track=null")
-    shown = of_tensorboard(str(tmp_path))["loss"]
+    shown = of_tensorboard(str(tmp_path))["train/loss"]
     assert shown == [(row["step"], float(np.float32(row["loss"]))) for row in read_metrics(str(tmp_path))]
 
 

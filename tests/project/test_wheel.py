@@ -25,7 +25,9 @@ def test_a_wheel_has_a_name_of_its_own_and_what_users_need(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"mingpt/py.typed", "mingpt/configs/train.yaml", "mingpt/configs/schema.json"} <= names
-    assert f"version: {mingpt.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    [version, date] = re.findall(r"^(?:version|date-released): (.*)", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert version == mingpt.__version__
+    assert re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] == f"[{version}] - {date}"
 
 
 @pytest.mark.slow
@@ -54,3 +56,38 @@ def test_a_wheel_trains_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     assert [path.name for path in empty.iterdir()] == ["runs"]
     lost = "the examples are in the project's checkout, not in the installed package"
     assert train("experiment=mnist", 64).stderr.count(lost) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_wheel_in_an_empty_environment_trains_reports_and_exports(wheel: Path, tmp_path: Path) -> None:
+    """With the packages that it names, and none of the tests', in the lock's versions; torch for CPUs if possible."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MINGPT_", "VIRTUAL_ENV"))}
+    programs, empty = tmp_path / "venv/bin", tmp_path / "empty"
+    empty.mkdir()
+    lock, torch = ROOT / "constraints.txt", ROOT / "constraints-cpu.txt"
+
+    def does(*command: object, codes: tuple[int, ...] = (0,)) -> str:
+        done = ran(command, cwd=empty, env=environment)
+        assert done.returncode in codes, done.stdout + done.stderr
+        return done.stdout
+
+    def installs(*what: object, codes: tuple[int, ...] = (0,)) -> None:
+        does(programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what, codes=codes)
+
+    does(sys.executable, "-m", "venv", programs.parent)
+    [pip] = re.findall(r"^pip==.*\n(?:    .*\n)+", lock.read_text(), re.M)  # an older one takes no lock with hashes
+    (tmp_path / "pip.txt").write_text(pip)
+    installs("--no-deps", "--require-hashes", "-r", tmp_path / "pip.txt")
+    installs("--no-deps", "--require-hashes", "-r", torch, codes=(0, 1))
+    installs("--no-deps", wheel)
+    installs("-c", lock, "mingpt-exact")
+    assert does(programs / "python", "-m", "pip", "check") == "No broken requirements found.\n"
+    (empty / "book.txt").write_text("the cat sat on the mat, and the dog sat on the cat. " * 200)
+    train = "train data=char data.path=book.txt model=gpt-nano train.max_steps=3 world.device=cpu run.dir=runs/book"
+    assert "\nfinished: step 3, digest " in does(programs / "mingpt", *train.split())
+    assert "report: runs/book/report.html" in does(programs / "mingpt", "report", "runs/book")
+    assert "finished" in does(programs / "mingpt", "report", "runs")
+    does(programs / "mingpt", "export", "runs/book", "exported")
+    assert {"config.json", "model.safetensors"} <= {path.name for path in (empty / "exported").iterdir()}
+    assert (empty / "runs/book/report.html").read_text().startswith("<!")

@@ -185,7 +185,7 @@ def test_the_table_of_a_folder_follows_the_line_that_a_run_is_on() -> None:
     Path("runs/c3").mkdir()
     Path("runs/c3/config.yaml").write_text("seed: 3\n")
     found = table_of("runs")
-    assert [*found["a1"]] == ["run", "state", "step", "loss", "val_loss", "val_tokens", "val_share", "seed"]
+    assert [*found["a1"]] == ["run", "state", "date", "model", "step", "loss", "val_loss", "val_share", "seed"]
     assert (found["a1"]["state"], found["a1"]["step"], found["a1"]["val_loss"]) == ("finished", "30", "1.25")
     assert (found["b2"]["state"], found["b2"]["step"], found["b2"]["val_loss"]) == ("rewind", "20", "1.5")
     assert found["b2"]["loss"] == f"{loss_of(20):.6g}"
@@ -222,7 +222,7 @@ def test_a_folder_of_runs_and_a_file_give_the_table_and_the_page_of_them_all() -
     assert out.splitlines()[-1] == "report: all.html"
     page = Path("all.html").read_text()
     assert "11 runs" in shown(page)
-    assert "run state step loss validation loss measured on (of the split) seed" in shown(page)
+    assert "run state date model step loss val_loss val_share seed" in shown(page)
     assert [len(run["curves"]["loss"]["x"]) for run in drawn(page)] == [30] * 11
 
 
@@ -236,7 +236,7 @@ def test_runs_are_compared_by_the_keys_that_somebody_has_set_and_that_all_of_the
     for name, config in zip(("a1", "b2"), configs, strict=True):
         in_folder(name)
         Path(f"runs/{name}/config.yaml").write_text(config)
-    assert [*table_of("runs")["a1"]][6:] == ["val_share", "model.kind", "batch.global_size", "own"]
+    assert [*table_of("runs")["a1"]][8:] == ["model.kind", "batch.global_size", "own"]
 
 
 def test_a_fork_is_drawn_from_where_it_leaves(page_of: PageOf) -> None:
@@ -393,8 +393,9 @@ def test_the_page_is_written_into_a_local_run_or_here_and_the_run_stays_as_it_is
     assert Path("report.html").read_text().replace(stored, "a") == page
 
 
-@pytest.mark.parametrize("arguments", ["nowhere", ".", "run --out run/metrics", "linked"])
+@pytest.mark.parametrize("arguments", ["nowhere", "empty", "run --out run/metrics", "linked"])
 def test_problems_of_the_user_end_with_64(arguments: str, tmp_path: Path, told: Told) -> None:
+    Path("empty").mkdir()
     for name in ("run", "linked"):
         three_attempts(name)
     Path("linked/config.yaml").symlink_to("secret")

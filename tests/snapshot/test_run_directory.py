@@ -16,7 +16,7 @@ from mingpt.world.lifetime import Lifetime
 from replay_kit import files_of
 
 # What a run writes at its next start, or may have written.
-LATER = ("trace/attempt-00002-000000013.bin", "tensorboard/events.out.tfevents.0000000002.0000000000",
+LATER = ("trace/attempt-00002-000000013.bin", "events.out.tfevents.0000000002.0000000000",
          "metrics/attempt-00002.jsonl", "ledger/attempt-00002.json", "attempts/00002.json", "profile/x.txt",
          *FILES, *FOLDERS)  # fmt: skip
 

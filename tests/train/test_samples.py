@@ -36,8 +36,8 @@ def test_texts_change_no_bit_and_are_shown_wherever_one_looks(
     assert rows[4] != rows[8]
     lines = capsys.readouterr().out.splitlines()
     assert lines[lines.index("step 4: sample") + 1] == f"    {rows[4].splitlines()[0]}"
-    curves = EventAccumulator(f"{with_texts}/tensorboard").Reload()
-    shown = {e.step: e.tensor_proto.string_val[0].decode() for e in curves.Tensors("sample/text_summary")}
+    curves = EventAccumulator(with_texts).Reload()
+    shown = {e.step: e.tensor_proto.string_val[0].decode() for e in curves.Tensors("train/sample/text_summary")}
     assert {step: shown.replace("    ", "") for step, shown in shown.items()} == {
         step: sample.replace("    ", "") for step, sample in rows.items()
     }

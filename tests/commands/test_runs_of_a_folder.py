@@ -1,0 +1,70 @@
+"""`mingpt log`, `report` and `snapshots list` of a folder: one table of its runs."""
+
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from mingpt.report.runs import COLUMNS
+from report_kit import START, Made, three_attempts
+from verb_kit import mingpt
+
+VERBS = ("report runs", "log runs", "snapshots list runs")
+
+
+def lines_of(verb: str) -> list[list[str]]:
+    """The table that a verb begins with, row by row, without the settings that `report` has behind it."""
+    table = mingpt(verb).split("\n\n")[0].splitlines()
+    return [re.split(" {2,}", line)[: len(COLUMNS)] for line in table]
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One that lasted for long, a newer one, and one that has not begun."""
+    monkeypatch.chdir(tmp_path)
+    model = {"kind": "modern", "n_layer": 2}
+    three_attempts("runs/a").snapshot(30)
+    Made("runs/b").attempt(1, 0, 5, started=START + 90_000, until=START + 90_060, end="failed: " + "no room " * 20)
+    Path("runs/b/config.yaml").write_text(json.dumps({"seed": 2, "model": model}))
+    Path("runs/c").mkdir()
+    Path("runs/c/config.yaml").write_text(json.dumps({"seed": 3, "model": model}))
+    Path("runs/notes").mkdir()
+    return tmp_path / "runs"
+
+
+def test_three_verbs_show_one_table_the_newest_run_first() -> None:
+    found = {verb: lines_of(verb) for verb in VERBS}
+    assert found["report runs"] == found["snapshots list runs"] == found["log runs"]
+    titles, *rows = found["log runs"]
+    assert titles == [*COLUMNS]
+    assert [row[0] for row in rows] == ["b", "a", "c"]
+    newest, oldest, unborn = (dict(zip(titles, row, strict=True)) for row in rows)
+    ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(START + 90_060))
+    assert (newest["date"], newest["model"], newest["step"]) == (ended, "modern", "5")
+    assert newest["state"].startswith("failed: no room")
+    assert len(newest["state"]) < 50
+    assert (oldest["state"], oldest["step"], oldest["val_loss"]) == ("finished", "30", "1.5")
+    assert (unborn["state"], unborn["date"], unborn["step"]) == ("not started", "–", "0")
+
+
+def test_log_tells_of_each_run_behind_the_table_and_of_one_run_there_is_none() -> None:
+    _, told = mingpt("log runs").split("\n\n")
+    assert re.findall(r"^\S.*?: step \d+", told, re.M) == ["b (runs/b): step 5", "made (runs/a): step 30"]
+    for words in ("log runs/a", "log runs --graph"):
+        assert "val_share" not in mingpt(words)
+
+
+def test_a_page_of_runs_that_have_no_figures_is_a_mistake(runs: Path) -> None:
+    shutil.rmtree(runs / "a")
+    shutil.rmtree(runs / "b")
+    mingpt("report runs --out all.html", code=64)
+    assert mingpt.out.splitlines()[1].startswith("c  ")
+    assert "error: runs: no run is there" in mingpt.err
+
+
+def test_a_runs_own_folder_is_no_folder_of_runs(runs: Path) -> None:
+    """One without config.yaml, as older ones are: its snapshots folder stands for the run."""
+    assert mingpt("report runs/a").splitlines() == ["report: runs/a/report.html"]
