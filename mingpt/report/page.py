@@ -32,7 +32,7 @@ def _several(runs: Sequence[Run]) -> str:
     found = with_settings([went(run) for run in runs])
     head, *rows = cells(found)
     for run, row in zip(runs, rows, strict=True):
-        row[0] += _forked(run)
+        row[0] += _forked(run).partition(",")[0]  # the other keys are columns
     warning = f"<p>{text(OTHER_PARTS, 400)}</p>" if measured_apart(found) else ""
     table = f'<div class="card">{table_of(head, rows, "colored sortable")}</div>'
     return f"<h1>{len(runs)} runs</h1>{warning}{CHARTS}{table}"
