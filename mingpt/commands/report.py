@@ -15,13 +15,13 @@ from mingpt.report.runs import rows, table
 
 
 def report_command(options: Namespace) -> int:
-    urls = options.urls
+    urls, runs = options.urls, list[Run]()
     if len(urls) == 1 and Folder(urls[0], "RUN").read(NAME) is None and (found := rows(urls[0])):
         say(table(found))
         if options.out is None:
             return FINISHED
-        urls = [f"{urls[0].rstrip('/')}/{row['run']}" for row in found if row["of"]] or urls
-    runs = [Run(url) for url in urls]
+        runs = [row["of"] for row in found if row["of"]]
+    runs = runs or [Run(url) for url in urls]
     out = options.out or _beside(runs)
     with place("--out", str(out)):
         write_whole(out, [page(runs).encode(errors="replace")])

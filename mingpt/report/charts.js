@@ -386,8 +386,8 @@ function sortable(table) {
       const down = cell.classList.toggle("down");
       const of = row => row.cells[column].textContent.trim().replaceAll(",", "");
       rows.sort((one, two) => {
-        const [a, b] = [of(one), of(two)], difference = parseFloat(a) - parseFloat(b);
-        return (down ? 1 : -1) * (isNaN(difference) ? a.localeCompare(b, "en") : difference);
+        const [a, b] = [of(one), of(two)], difference = Number(a || NaN) - Number(b || NaN);
+        return (down ? 1 : -1) * (isNaN(difference) ? a.localeCompare(b, "en", { numeric: true }) : difference);
       });
       table.tBodies[0].append(...rows);
     };

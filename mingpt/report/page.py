@@ -11,8 +11,8 @@ from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.report.curves import curves, groups
 from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Run
-from mingpt.report.runs import OTHER_PARTS, measured_apart, went
-from mingpt.report.settings import differing, with_defaults
+from mingpt.report.runs import OTHER_PARTS, cells, measured_apart, went, with_settings
+from mingpt.report.settings import with_defaults
 
 SAMPLES = 20  # texts that are shown
 MEASURED = {"val_loss": "validation loss", "val_bits_per_byte": "bits per byte", "val_accuracy": "accuracy"}
@@ -28,24 +28,12 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _several(runs: Sequence[Run]) -> str:
-    """The table that compares runs: how each went, then the settings in which they differ."""
-    settings = [run.settings for run in runs]
-    values, keys = [dict(leaves(config)) for config in settings], differing(settings)
-    shown = [went(run) for run in runs]
-    head = ["run", "state", "step", "loss", "validation loss", MEASURED_ON, *keys]
-    rows = [
-        (
-            Html(f"{text(run.name)} {_forked(run)}"),
-            row["state"],
-            f"{row['step']:,}",
-            number(row["loss"]),
-            number(row["val_loss"]),
-            _share(row["val_tokens"], row["val_share"]),
-            *(_value(of_run[key]) for key in keys),
-        )
-        for run, row, of_run in zip(runs, shown, values, strict=True)
-    ]
-    warning = f"<p>{text(OTHER_PARTS, 400)}</p>" if measured_apart(shown) else ""
+    """The charts, and the table that compares runs: how each went, then the settings in which they differ."""
+    found = with_settings([went(run) for run in runs])
+    head, *rows = cells(found)
+    for run, row in zip(runs, rows, strict=True):
+        row[0] += _forked(run).partition(",")[0]  # the other keys are columns
+    warning = f"<p>{text(OTHER_PARTS, 400)}</p>" if measured_apart(found) else ""
     table = f'<div class="card">{table_of(head, rows, "colored sortable")}</div>'
     return f"<h1>{len(runs)} runs</h1>{warning}{CHARTS}{table}"
 
@@ -54,7 +42,7 @@ def _forked(run: Run) -> str:
     if not (parent := run.past.parent):
         return ""
     other = f", with other {', '.join(parent.keys)}" if parent.keys else ""
-    return f'<span class="soft">from {text(parent.run)}@{parent.step}{text(other, 400)}</span>'
+    return f" from {parent.run}@{parent.step}{other}"
 
 
 def _one(run: Run) -> str:
@@ -104,7 +92,7 @@ def _head(run: Run) -> str:
     goodput = f"<p>{text(goodput_line(run.ledger), 400)}</p>" if run.ledger else ""
     last = run.manifest
     digest = f'<p class="soft">step {last.step:,} has the digest {text(last.digest)}</p>' if last else ""
-    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.past.folder, 300)}</p>{_forked(run)}'
+    title = f'<h1>{text(run.name)}</h1><p class="soft">{text(run.past.folder, 300)}{text(_forked(run), 400)}</p>'
     return f'{title}<dl class="card">{shown}</dl>{goodput}{digest}'
 
 

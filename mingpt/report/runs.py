@@ -30,8 +30,13 @@ OTHER_PARTS = (
 
 def rows(folder: str) -> list[Row]:
     """As `listed`, with the settings in which the runs differ."""
-    found = listed(folder)
-    keys = differing([row["config"] for row in found if row["config"]])
+    return with_settings(listed(folder))
+
+
+def with_settings(found: list[Row]) -> list[Row]:
+    """The rows, each with its values of the keys that `differing` names."""
+    known = [row["config"] for row in found if row["config"]]
+    keys = differing(known)
     return [row | {key: dict(leaves(row["config"])).get(key) for key in keys} for row in found]
 
 
@@ -63,9 +68,8 @@ def _row(url: str) -> Row | None:
 
 def went(run: Run) -> Row:
     """How a run went, along the line of attempts that it is on. config: plain. of: the Run; None: it has no figures."""
-    config = read_config(run.past.folder) or (run.manifest.config if run.manifest else {})
     noted = [at for a in run.attempts for at in (a.started, a.until) if math.isfinite(at)]
-    model = [dict(leaves(config)).get("model.kind"), run.parameters and f"{run.parameters / 1e6:,.1f} M"]
+    model = [dict(leaves(run.settings)).get("model.kind"), run.parameters and f"{run.parameters / 1e6:,.1f} M"]
     ended = run.attempts[-1].end if run.attempts else None
     tokens, share = run.past.validated_on
     return {
@@ -78,7 +82,7 @@ def went(run: Run) -> Row:
         "val_loss": run.past.last_of("val_loss"),
         "val_share": share,
         "val_tokens": tokens,
-        "config": config,
+        "config": run.settings,
         "of": run,
     }
 
@@ -89,9 +93,13 @@ def _name(url: str) -> str:
 
 def table(found: list[Row]) -> str:
     """For a terminal or a log. What rows have besides the columns stands behind them."""
+    return as_lines([*columns(cells(found)), *([OTHER_PARTS] if measured_apart(found) else [])])
+
+
+def cells(found: list[Row]) -> list[list[str]]:
+    """The names of the columns, then each row."""
     names = [name for name in found[0] if name not in INNER]
-    lines = columns([names, *([_cell(row[name]) for name in names] for row in found)])
-    return as_lines([*lines, *([OTHER_PARTS] if measured_apart(found) else [])])
+    return [names, *([_cell(row[name]) for name in names] for row in found)]
 
 
 def measured_apart(found: list[Row]) -> bool:

@@ -216,6 +216,7 @@ def test_tensorboards_own_tables_name_a_run_by_its_folder_and_compare_its_settin
 def test_wandb_gets_no_secret_of_the_command_line(tmp_path: Path) -> None:
     """A process of its own: W&B reads the command line once in a process."""
     script = f"""
+from mingpt.observe import trackers
 with trackers.wandb(trackers.About({ID!r}, "a-run", {str(tmp_path)!r}, 1, 0, {{}}, print)) as write:
     write((1, {{"loss": 1.0}}))
 """
@@ -329,6 +330,7 @@ def test_wandb_asks_no_question_in_a_terminal(tmp_path: Path) -> None:
     import pty
 
     program = f"""
+from mingpt.observe import trackers
 with trackers.wandb(trackers.About({ID!r}, "a-run", {str(tmp_path)!r}, 1, 0, {{}}, print)):
     pass
 """

@@ -222,7 +222,7 @@ def test_a_folder_of_runs_and_a_file_give_the_table_and_the_page_of_them_all() -
     assert out.splitlines()[-1] == "report: all.html"
     page = Path("all.html").read_text()
     assert "11 runs" in shown(page)
-    assert "run state step loss validation loss measured on (of the split) seed" in shown(page)
+    assert "run state date model step loss val_loss val_share seed" in shown(page)
     assert [len(run["curves"]["loss"]["x"]) for run in drawn(page)] == [30] * 11
 
 
@@ -236,7 +236,7 @@ def test_runs_are_compared_by_the_keys_that_somebody_has_set_and_that_all_of_the
     for name, config in zip(("a1", "b2"), configs, strict=True):
         in_folder(name)
         Path(f"runs/{name}/config.yaml").write_text(config)
-    assert [*table_of("runs")["a1"]][6:] == ["val_share", "model.kind", "batch.global_size", "own"]
+    assert [*table_of("runs")["a1"]][8:] == ["model.kind", "batch.global_size", "own"]
 
 
 def test_a_fork_is_drawn_from_where_it_leaves(page_of: PageOf) -> None:
