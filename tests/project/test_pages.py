@@ -112,9 +112,9 @@ def test_the_commands_of_a_page_work_as_they_stand_there(name: str, tmp_path: Pa
     script = [*BEFORE.get(name.removeprefix("workloads-"), [])]
     for number, block in enumerate(blocks(PAGES[name])):
         if block.mark.startswith("file: "):
-            path = folder / block.mark.removeprefix("file: ")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.code)
+            file = folder / block.mark.removeprefix("file: ")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.code)
         elif block.is_run and block.language == "python":
             (folder / f"block{number}.py").write_text(block.code)
             script.append(f"python block{number}.py")
