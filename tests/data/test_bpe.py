@@ -106,9 +106,9 @@ def test_what_is_no_vocabulary_is_a_mistake(tmp_path: Path, files: dict[str, str
 
 def test_the_page_trains_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text("the king and the queen\n" * 100)
+    Path("book.txt").write_text("the king and the queen\n" * 100)
     (program,) = re.findall(
-        r"^```python\n(from tokenizers.*?)^```", (ROOT / "docs/workloads.md").read_text(), re.M | re.S
+        r"^```python\n(from tokenizers.*?)^```", (ROOT / "docs/walkthrough.md").read_text(), re.M | re.S
     )
     exec(program, {})
     vocabulary = read_tokenizer("tokenizer.json", "key")

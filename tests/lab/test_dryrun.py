@@ -39,7 +39,7 @@ REFUSED = {
     SERVE: "No value available for secret(s): VLLM_API_KEY",
     "prepare.yaml": "Environment variable 'OUT' is None. Please set a value for it",
 }
-# The table of docs/skypilot.md.
+# The prices of docs/skypilot.md.
 GPUS = {
     "L4:1": ("g6.xlarge", "0.80"),
     "L4:8": ("g6.48xlarge", "13.35"),

@@ -34,6 +34,7 @@ RUN = "mingpt train experiment=shakespeare_char run.name="
 BEFORE = {
     "branches": [f"{RUN}a"],
     "evaluate-generate": [f"{RUN}a"],
+    "observe": [f"{RUN}book"],
     "questions": [f"{RUN}a"],
     "serving": [f"{RUN}a"],
     "snapshots": [f"{RUN}a"],
