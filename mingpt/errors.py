@@ -6,7 +6,8 @@ from typing import NoReturn
 FINISHED = 0  # trained to train.max_steps
 USER_ERROR = 64  # the user must change something (EX_USAGE of sysexits.h): retrying cannot help
 CRASHED = 70  # a crash or a hang (EX_SOFTWARE): try again
-STOPPED = 75  # stopped on request after a snapshot (EX_TEMPFAIL): start again to go on
+# Stopped on request, after a snapshot if there was anything to store and time for it (EX_TEMPFAIL): start again.
+STOPPED = 75
 
 
 def exit_now(code: int) -> NoReturn:

@@ -31,7 +31,7 @@ class Flags:
     # The same of a snapshot in memory.
     hot_busy: bool = False
     # It can't write durable snapshots any more.
-    broken: bool = False
+    gave_up: bool = False
 
 
 TIMES = 2  # of each process: computing, waiting for data
@@ -95,8 +95,8 @@ class StatsExchange:
         for row, n in zip(rows, self.shares, strict=True):
             losses.append(row[:n])
             tokens.append(row[longest : longest + n])
-        # Weights are fractions, so the sum's order matters: all M in the order of the microbatches, as shares are
-        # contiguous and go up with the ranks.
+        # A target may count by a fraction, so the sum's order matters: all M in the order of the microbatches, as
+        # shares are contiguous and go up with the ranks.
         count = torch.cat(tokens).sum()
         end = 2 * longest + FLAGS
         return StepStats(torch.cat(losses), count, rows[:, 2 * longest : end].sum(0), rows[:, end:])

@@ -47,7 +47,7 @@ class Agent(LocalElasticAgent):
         config: LaunchConfig,
         spec: WorkerSpec,
         limit: int,
-        grace_seconds: int,
+        shutdown_seconds: int,
         newest: Callable[[], Newest],
         say: Callable[[str], None],
         watchdog: RendezvousWatchdog,
@@ -55,12 +55,12 @@ class Agent(LocalElasticAgent):
     ) -> None:
         """limit: the agent gives up after so many attempts in a row without a new snapshot.
 
-        grace_seconds: from a request to stop until SIGKILL. newest: returns the newest snapshot. say:
+        shutdown_seconds: from a request to stop until SIGKILL. newest: returns the newest snapshot. say:
         prints a line. watchdog: limits the wait for the rendezvous' host.
         """
         assert config.logs_specs is not None
         super().__init__(spec, config.logs_specs, config.start_method, 300, config.log_line_prefix_template)
-        self.limit, self.grace_seconds = limit, grace_seconds
+        self.limit, self.shutdown_seconds = limit, shutdown_seconds
         self.newest, self.say = newest, say
         self.watchdog, self.lifetime = watchdog, lifetime
         self.stop_requests: list[float] = []  # the time of each
@@ -159,7 +159,7 @@ class Agent(LocalElasticAgent):
             if self.stop_requests:
                 self.say("asked to stop: the workers end after a snapshot")
             # After a second request, workers that hang (a stopped process, a dead disk) get NOW_SECONDS.
-            seconds = self.grace_seconds
+            seconds = self.shutdown_seconds
             self._pcontext.close(death_sig, min(seconds, NOW_SECONDS) if len(self.stop_requests) > 1 else seconds)
         super()._shutdown(death_sig)
         if self._pcontext is None or self._pcontext is self._ended_workers:

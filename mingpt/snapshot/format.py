@@ -1,7 +1,8 @@
 """The format of a snapshot: its parts, the fields of its manifest, its digest. No I/O. Specified in docs/snapshots.md.
 
-A snapshot holds two kinds of tensors: `model` (weights, under Hugging Face's names) and `optimizer`. They are packed
-into parts (safetensors files) by sorted name and size alone, so any number of processes writes the same parts.
+A snapshot holds two kinds of tensors: `model` (the module's state_dict: weights under Hugging Face's names, a user's
+buffers) and `optimizer`. They are packed into parts (safetensors files) by sorted name and size alone, so any number of
+processes writes the same parts.
 
 The manifest lists the tensors of each part. A part's header, size and name follow from that list. So a reader compares
 the header with the expected one and never parses it. Writer and reader hash each byte once.

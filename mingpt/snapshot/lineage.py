@@ -96,20 +96,20 @@ class NewestDurable:
     digest: str | None = None
     attempt: int = 0  # the number of the one that wrote it
     result: Any = None  # the config and numerics that its bits follow from
-    unreadable: tuple[int, ...] = ()  # damaged steps above it
+    damaged: tuple[int, ...] = ()  # steps above it
     rewound: int = 0  # the attempt number of the last rewind; 0: there was none
 
     @classmethod
     def of(cls, store: Store, records: Mapping[int, Record]) -> "NewestDurable":
         rewound = max((n for n, record in records.items() if record.by == REWIND), default=0)
-        unreadable: list[int] = []
+        damaged: list[int] = []
         # Folders, and not committed steps: a damaged one may have been set aside, and has no manifest any more.
         for step in store.folders():
             if manifest := manifest_or_none(store, step):
-                return cls(step, manifest.digest, manifest.attempt, _result(manifest), tuple(unreadable), rewound)
+                return cls(step, manifest.digest, manifest.attempt, _result(manifest), tuple(damaged), rewound)
             if any(f.name == MANIFEST or f.was_damaged for f in store.files(step)):  # it was committed once
-                unreadable.append(step)
-        return cls(unreadable=tuple(unreadable), rewound=rewound)
+                damaged.append(step)
+        return cls(damaged=tuple(damaged), rewound=rewound)
 
 
 def _result(manifest: Manifest) -> Any:
@@ -155,7 +155,7 @@ def _hot_continues(memory: Store, step: int, base: HotBase | None, newest: Newes
     if newest.step < base.step:
         # The base is gone. If it is damaged, memory has what was computed from it while it was good. If somebody has
         # deleted it to go back, memory must not bring that back.
-        return base.step in newest.unreadable
+        return base.step in newest.damaged
     if newest.step == base.step:
         return newest.digest == base.digest
     # A newer snapshot is durable, which this node did not hear of. It is of the same line if the same attempt wrote it,

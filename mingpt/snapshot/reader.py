@@ -19,7 +19,7 @@ from mingpt.snapshot.format import MANIFEST, EncodedPart, Kind, Manifest, decode
 from mingpt.snapshot.manifest import decode_manifest
 from mingpt.snapshot.store import SNAPSHOTS, STEP_FOLDER, Store
 
-Part = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
+ReadPart = tuple[memoryview, dict[str, Tensor]]  # its bytes, and its tensors, which share their memory
 Seen = dict[int, tuple[float | None, Any]]  # by step: a validation loss, and what it was measured on
 BEST = "best"  # RUN@best: the snapshot with the lowest validation loss
 PARALLEL_PARTS = 4  # hashing and waiting for a store both release the GIL
@@ -78,10 +78,10 @@ def read(store: Store, step: int) -> Loaded:
 
 def read_parts(
     store: Store, manifest: Manifest, names: Sequence[str], ahead: int = PARALLEL_PARTS
-) -> Generator[tuple[str, Part]]:
+) -> Generator[tuple[str, ReadPart]]:
     """Read and verify parts, `ahead` of them in parallel, and so at a time in memory. Raises Damaged."""
 
-    def read_one(name: str) -> Part:
+    def read_one(name: str) -> ReadPart:
         with store.named_errors():
             raw = store.read_part(manifest.step, name, manifest.parts[name].size)
         return raw, decode_part(manifest, name, raw)
@@ -89,7 +89,7 @@ def read_parts(
     # A part is handed out while the next ones are read. Not `pool.map`, which would begin all of them at once, and hold
     # the whole snapshot in memory.
     with ThreadPoolExecutor(ahead) as pool:
-        pending = deque[tuple[str, Future[Part]]]()
+        pending = deque[tuple[str, Future[ReadPart]]]()
         for name in names:
             pending.append((name, pool.submit(_twice, store, read_one, name)))
             if len(pending) == ahead:

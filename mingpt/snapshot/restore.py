@@ -16,7 +16,7 @@ from mingpt.errors import Damaged, TransientError, Unreadable, UserError
 from mingpt.snapshot.format import Kind, Manifest, decode_part
 from mingpt.snapshot.lineage import NewestDurable, stale_steps
 from mingpt.snapshot.manifest import decode_manifest, encode_manifest
-from mingpt.snapshot.reader import PARALLEL_PARTS, Part, kind_of, read_manifest, read_parts
+from mingpt.snapshot.reader import PARALLEL_PARTS, ReadPart, kind_of, read_manifest, read_parts
 from mingpt.snapshot.store import Store
 from mingpt.world.world import World
 
@@ -46,7 +46,7 @@ def restore(
     readers: the ranks that see the durable store, rank 0 among them.
     take: called with the manifest of the snapshot that is to be read; what it returns is called with the tensors of
     each part, in CPU memory. If a later part is damaged, `take` is called again, with the manifest of an older
-    snapshot; if None is returned, what was put before is of a damaged one.
+    snapshot. If None is returned, what `take` has put so far is of a damaged one.
 
     A damaged snapshot is set aside and logged, and the next older one is tried. newest: the newest durable snapshot;
     hot snapshots that do not continue it are removed. Raises UserError in all processes if one of them has met one, and
@@ -167,9 +167,9 @@ def _read_together(
     mine = names[readers.index(world.rank) :: len(readers)] if world.rank in readers else []
     with closing(read_parts(store, manifest, mine, ahead=max(1, PARALLEL_PARTS // len(readers)))) as parts:
         for first in range(0, len(names), len(readers)):
-            part = list[Part]()  # this process's of those that are broadcast next, if it has one
+            part = list[ReadPart]()  # this process's of those that are broadcast next, if it has one
 
-            def read_next(into: list[Part] = part) -> None:
+            def read_next(into: list[ReadPart] = part) -> None:
                 into.extend(one for _, one in islice(parts, 1))
 
             # Before the broadcasts: a reader that can't read its part would leave the others in the middle of them.

@@ -117,8 +117,8 @@ class Checkpointer:
                 self.log("no hot snapshots: another node can't keep them, and each node needs the slices of all")
             return None
         # Before the first hot snapshot of this attempt: one without a note of what it continues counts for nothing.
-        unreadable = [step for step in base.unreadable if step > base.step]
-        self._note_base(max(unreadable, default=base.step), None if unreadable else base.digest)
+        damaged = [step for step in base.damaged if step > base.step]
+        self._note_base(max(damaged, default=base.step), None if damaged else base.digest)
         return SnapshotWriter(
             store,
             on_node,
@@ -163,7 +163,7 @@ class Checkpointer:
             due=0 < every <= time.monotonic() - self._last,
             busy=self.durable_writer.busy,
             hot_busy=self.hot_writer is not None and (self.hot_writer.busy or self.hot_writer.gave_up),
-            broken=self.durable_writer.gave_up,
+            gave_up=self.durable_writer.gave_up,
         )
 
     def before_update(self) -> None:
@@ -178,7 +178,7 @@ class Checkpointer:
         flags: those of all processes. best: this step's evaluation is the best so far. Raises why snapshots fail, if a
         process can't write any more.
         """
-        if flags.broken:
+        if flags.gave_up:
             raise self.durable_writer.problem(SPARE_SECONDS)
         return self._durable_is_due(step, flags, best) or self._hot_is_due(step)
 
