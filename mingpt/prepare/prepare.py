@@ -66,8 +66,9 @@ def prepare(
         shard_tokens,
         *([most] if most else []),
     )
-    # A signature in a URL changes from day to day, and the same files are the same files.
-    versions = hash_of(plan, [[without_query(file.url), file.version] for file in files])
+    # A signature or a password in a URL changes, and the same files are the same files. Besides, the hash is published.
+    places = [re.sub(r"://[^/]*@", "://", without_query(file.url)) for file in files]
+    versions = hash_of(plan, places, [file.version for file in files])
     with place("--out", out):
         if there := finished(folder, files, options, plan, versions if all(f.version for f in files) else ""):
             return there

@@ -245,6 +245,14 @@ def test_a_signature_in_an_address_is_no_part_of_the_name_and_never_shown(tmp_pa
             prepared([f"{url}/{name}?X-Signature={given}" for name in ("a.jsonl", "b.jsonl.gz")], tmp_path / "out")
             for given in ("s3cret*[1]", "another")
         )
+        # The same files by another password: what is finished stays, and no hash of a password is stored.
+        stored = (tmp_path / "out/sources.json").read_bytes()
+        for password in ("s3cret", "another"):
+            prepared(
+                [f"{url.replace('://', f'://me:{password}@')}/{name}" for name in ("a.jsonl", "b.jsonl.gz")],
+                tmp_path / "out",
+            )
+            assert (tmp_path / "out/sources.json").read_bytes() == stored
         assert cli.run("prepare", [f"{url}/a.doc?X-Signature=s3cret", *into(tmp_path)]) == 64
     assert again == first
     assert row(tmp_path / "out", first, "train") == 2 * expected(texts, 0, "train")
