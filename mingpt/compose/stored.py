@@ -256,6 +256,4 @@ def _composed(
     schemas = [{f"schema/{section}@{section}": kind_of(section, plain.get(section))} for section in KINDS]
     plain["defaults"] = ["schema", *schemas, "_self_", *({group: None} for group in groups())]
     ConfigStore.instance().store(NAME, plain)
-    config = configure([*arguments, f"--config-name={NAME}"], world_size)
-    assert config
-    return config
+    return configure([*arguments, f"--config-name={NAME}"], world_size)

@@ -68,7 +68,6 @@ def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     small = ("snapshot.every_steps=2", "snapshot.hot_every_steps=2", "train.log_every=1")
     arguments = [*OWN, *places, *small, *everywhere()]
     config = compose.configure(arguments)
-    assert config is not None
     assert CANARY in str(config.model_dump())  # the code that they are for gets them
     for printed in ("--cfg job", "--cfg job --resolve", "--cfg all", "--info all", "--hydra-help"):
         assert attempt([*printed.split(), *arguments], Lifetime()) == 0
@@ -163,7 +162,6 @@ def test_code_of_ones_own_fails_without_its_secrets(value: str, output: Callable
     for name in NAMED:
         for key in (f"+model.{name}={value}", f"+model.more={{n: {{{name}: {value}}}}}"):
             config = compose.configure(["experiment=classifier", "model._target_=tests.kits.own_kit.takes_all", key])
-            assert config is not None
             assert isinstance(config.model, Own)
             with pytest.raises(UserError) as error:
                 plugin.call("model", config.model)
