@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from mingpt.cli.console import counted
+from mingpt.cli.console import Say, counted
 from mingpt.files.folder import Folder
 from mingpt.observe.events import (
     AttemptEnded,
@@ -86,7 +86,7 @@ class Accountant:
         run_dir: str,
         clock: Clock,
         price: float | None,
-        say: Callable[[str], None],
+        say: Say,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.run_dir, self.clock, self.price, self.say, self.now = run_dir, clock, price, say, now

@@ -17,6 +17,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from mingpt.cli.console import Say
 from mingpt.config.imports import installed
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
@@ -76,7 +77,7 @@ class About:
     attempt: int
     start: int
     config: dict[str, Any]
-    say: Callable[[str], None]
+    say: Say
     end: str = FAILED
 
     def folder(self, name: str, links: bool = False) -> str:
@@ -229,7 +230,7 @@ def trackio(about: About) -> Iterator[Write]:
 TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
 
 
-def open_trackers(config: Config, record: RunRecord, say: Callable[[str], None]) -> "list[Trackers]":
+def open_trackers(config: Config, record: RunRecord, say: Say) -> "list[Trackers]":
     """The observer that hands the curves to config.track's trackers; none if there are none, or no id of the run."""
     names = list[str](config.track if config.track is not None else filter(installed, ["tensorboard"]))
     if not names or record.claim is None:
@@ -245,7 +246,7 @@ def open_trackers(config: Config, record: RunRecord, say: Callable[[str], None])
 
 
 class Trackers:
-    def __init__(self, names: list[str], about: About, say: Callable[[str], None]) -> None:
+    def __init__(self, names: list[str], about: About, say: Say) -> None:
         self._about = about
         names = list(dict.fromkeys(names))
         self._all = {name: Background[Row](f"track={name}", partial(TRACKERS[name], about), say) for name in names}

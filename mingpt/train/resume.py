@@ -4,7 +4,7 @@ A run is one experiment. A resume may change a setting that affects the result o
 marks these settings (config/affecting.py). The data's place is none of them; its content is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
-from mingpt.cli.console import printable
+from mingpt.cli.console import Say, printable
 from mingpt.compute.batches import position
 from mingpt.compute.guard import guard_layout
 from mingpt.compute.layout import layout_of, misfits, state_layout
@@ -38,9 +38,7 @@ SCHEDULE = "schedule."
 LONGEST = 100  # characters of a value in a message
 
 
-def check(
-    manifest: Manifest, config: Config, numerics: Mapping[str, Any], world: World, say: Callable[[str], None]
-) -> Changes:
+def check(manifest: Manifest, config: Config, numerics: Mapping[str, Any], world: World, say: Say) -> Changes:
     """The settings that have changed since the snapshot, for the history. Rank 0 prints them. Collective.
 
     Raises UserError in all processes if one of them affects the result and resume.changed does not allow it.
@@ -86,7 +84,7 @@ def check(
     return changes
 
 
-def _not_named(fork: Parent, changes: Changes, after: Mapping[str, Any], say: Callable[[str], None]) -> Changes:
+def _not_named(fork: Parent, changes: Changes, after: Mapping[str, Any], say: Say) -> Changes:
     """The changes that the fork's own command line has not made. The history has those already."""
     named = {key: found for key, found in changes.items() if key in fork.keys}
     if named:
