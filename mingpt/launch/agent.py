@@ -181,12 +181,7 @@ class Forked(SubprocessHandler):
 
 
 def run(
-    arguments: list[str],
-    config: Config,
-    port: int,
-    say: Say,
-    lifetime: Lifetime,
-    standby: Standby | None = None,
+    arguments: list[str], config: Config, port: int, say: Say, lifetime: Lifetime, standby: Standby | None = None
 ) -> tuple[int, str]:
     """Do with torchrun's arguments what torchrun does, by our agent; returns the exit code and the reason.
 

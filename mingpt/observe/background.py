@@ -19,10 +19,7 @@ class Background(Generic[Item]):
     """
 
     def __init__(
-        self,
-        what: str,
-        opened: Callable[[], AbstractContextManager[Callable[[Item], None]]],
-        say: Say,
+        self, what: str, opened: Callable[[], AbstractContextManager[Callable[[Item], None]]], say: Say
     ) -> None:
         self.what, self._opened, self._say = what, opened, say
         self._items: queue.Queue[Item | None] = queue.Queue(MOST_WAITING)

@@ -17,13 +17,7 @@ from pydantic import Field, TypeAdapter
 
 from mingpt.cli.console import Say, counted
 from mingpt.files.folder import Folder
-from mingpt.observe.events import (
-    AttemptEnded,
-    AttemptFailed,
-    AttemptStarted,
-    Event,
-    StepDone,
-)
+from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Event, StepDone
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import NO_END, REWIND, Count, Record, line_of, records
 from mingpt.world.clock import PAUSED, Clock
@@ -82,12 +76,7 @@ class Accountant:
     """Keeps this attempt's account: noted at its start, every NOTE_SECONDS, and at its end."""
 
     def __init__(
-        self,
-        run_dir: str,
-        clock: Clock,
-        price: float | None,
-        say: Say,
-        now: Callable[[], float] = time.time,
+        self, run_dir: str, clock: Clock, price: float | None, say: Say, now: Callable[[], float] = time.time
     ) -> None:
         self.run_dir, self.clock, self.price, self.say, self.now = run_dir, clock, price, say, now
         self.account: Account | None = None

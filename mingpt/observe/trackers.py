@@ -24,15 +24,7 @@ from mingpt.config.schema import Config
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import check_folder, check_tree
 from mingpt.observe.background import Background
-from mingpt.observe.events import (
-    AttemptEnded,
-    AttemptFailed,
-    Evaluated,
-    Event,
-    Sampled,
-    StepDone,
-    StepSkipped,
-)
+from mingpt.observe.events import AttemptEnded, AttemptFailed, Evaluated, Event, Sampled, StepDone, StepSkipped
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
 from mingpt.snapshot.attempts import RunRecord

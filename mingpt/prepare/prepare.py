@@ -159,12 +159,7 @@ def _tell(done: Done, shards: Sequence[Shard], most: int, files: int) -> None:
 
 
 def _write(
-    writer: ShardWriter,
-    files: Sequence[File],
-    tokenizer: Tokenizer,
-    options: Options,
-    processes: int,
-    most: int,
+    writer: ShardWriter, files: Sequence[File], tokenizer: Tokenizer, options: Options, processes: int, most: int
 ) -> Done:
     """Add the documents of all files, or those up to the one with which there are `most` tokens."""
     done = writer.done

@@ -34,13 +34,7 @@ class Restored:
 
 
 def restore(
-    durable: Store,
-    hot: Store | None,
-    world: World,
-    log: Say,
-    newest: NewestDurable,
-    take: Take,
-    readers: Sequence[int],
+    durable: Store, hot: Store | None, world: World, log: Say, newest: NewestDurable, take: Take, readers: Sequence[int]
 ) -> Restored | None:
     """Take over the newest good snapshot, in every process; None if there is none. Called by all processes.
 

@@ -13,12 +13,7 @@ from mingpt.tiers import hot
 
 
 def rewind(
-    run_dir: str,
-    store: Store,
-    step: int,
-    hot_dir: str,
-    log: Say,
-    dropped: tuple[int, int] | None = None,
+    run_dir: str, store: Store, step: int, hot_dir: str, log: Say, dropped: tuple[int, int] | None = None
 ) -> None:
     """Make the next attempt start from `step`: set all newer snapshots aside, in the store and in this node's memory.
 
