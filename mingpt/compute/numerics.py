@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mingpt import NUMERICS
 from mingpt.cli.console import printable
 from mingpt.compute import compiler
 from mingpt.config import plugin
+from mingpt.config.imports import version_of
 from mingpt.config.schema import OWN, Config
 from mingpt.config.section import Own
 from mingpt.errors import UserError
@@ -103,7 +103,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
             own[name] = [*plugin.code(name, part)]
     return {
         **machine(device),
-        "triton": _version("triton") if config.train.compile else None,
+        "triton": version_of("triton") if config.train.compile else None,
         # On a GPU the host adds nothing up, so a machine with other cores is the same there.
         "threads": None if device.type == "cuda" else config.train.threads,
         "precision": config.precision,
@@ -114,7 +114,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "microbatch": [config.batch.micro_size, config.model.block_size],
         "data": data_sha256,
         # `data` is a hash of the text's bytes; these packages turn the bytes into tokens.
-        "tokenizers": {p: _version(p) for p in config.data.encoders()} or None,
+        "tokenizers": {p: version_of(p) for p in config.data.encoders()} or None,
         "init_from": None,  # sha256 of the files with the initial weights; train/origin.py sets it
         "code": code,
         "imports": imports,
@@ -134,13 +134,6 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda if cuda else None,
         "gpu": gpu(device) if cuda else None,
     }
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def gpu(device: torch.device) -> dict[str, Any]:

@@ -26,6 +26,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Strict(BaseModel):
+    """What a manifest has, of a data set or a snapshot."""
+
+    # A key that this version does not know would be lost without a word where a fork writes a manifest again.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 

@@ -71,12 +71,9 @@ def read_trace(run_dir: str) -> dict[int, Records]:
     contents = folder.read_all(files)
     for match, name, _ in files:
         if name in contents:
-            chunks.setdefault(int(match[1]), {})[int(match[2])] = _records(contents[name])
+            whole = len(contents[name]) // RECORD.itemsize * RECORD.itemsize
+            chunks.setdefault(int(match[1]), {})[int(match[2])] = np.frombuffer(contents[name][:whole], RECORD)
     return {attempt: np.concatenate([parts[n] for n in sorted(parts)]) for attempt, parts in sorted(chunks.items())}
-
-
-def _records(raw: bytes) -> Records:
-    return np.frombuffer(raw[: len(raw) // RECORD.itemsize * RECORD.itemsize], RECORD)
 
 
 def in_order(found: Records, claim: Record, ended: int = 0) -> tuple[Records, str]:

@@ -11,8 +11,7 @@ from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.report.curves import curves, groups
 from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Run
-from mingpt.report.runs import OTHER_PARTS, cells, measured_apart, went, with_settings
-from mingpt.report.settings import with_defaults
+from mingpt.report.runs import OTHER_PARTS, cells, measured_apart, went, with_defaults, with_settings
 
 SAMPLES = 20  # texts that are shown
 MEASURED = {"val_loss": "validation loss", "val_bits_per_byte": "bits per byte", "val_accuracy": "accuracy"}

@@ -24,6 +24,7 @@ from mingpt.compute import numerics
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.buckets import CHUNK
 from mingpt.compute.optimizer import pairwise_sum, sums_of_squares
+from mingpt.snapshot.tries import use_device
 from mingpt.train.context import make_context
 from mingpt.train.factory import build
 from mingpt.train.preparing import prepare
@@ -156,8 +157,7 @@ def main() -> None:
     end_with_parent(int(parent))
     device = torch.device(name)
     torch.set_num_threads(1)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    use_device(device)
     found = repeat(cases(device, compiled == "True"), device, float(seconds), float(limit))
     probe = {"probe": None} if name != "cpu" else {}  # of a GPU: one that computes wrongly must not be another kind
     print(json.dumps({**found, "machine": numerics.machine(device) | probe}))

@@ -17,6 +17,7 @@ from mingpt.cli.command import Unfit
 from mingpt.cli.console import say, say_json
 from mingpt.errors import TransientError, UserError
 from mingpt.world.env import START
+from mingpt.world.platforms import cores
 
 START_SECONDS = 600  # beside --seconds and --limit: for imports, and a case that has begun when the limit is over
 TABLE = Path(__file__).with_name("known.json")
@@ -86,7 +87,7 @@ def devices(wanted: str | None) -> list[str]:
         raise UserError("--device cuda: torch finds no GPU here; nvidia-smi shows whether the driver does")
     if wanted != "cpu" and gpus:
         return [f"cuda:{i}" for i in range(gpus)]
-    return ["cpu"] * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return ["cpu"] * cores()
 
 
 def check(options: Namespace) -> int:

@@ -1,5 +1,6 @@
 """Reads this node's rank and the other nodes' addresses from the platform's environment variables."""
 
+import os
 import re
 import socket
 import time
@@ -312,3 +313,8 @@ def find_placement(environment: Mapping[str, str]) -> Placement | None:
         if placement:
             return placement
     return None
+
+
+def cores() -> int:
+    """How many CPUs this process may use: a container or Slurm may give it a part of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

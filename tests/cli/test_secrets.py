@@ -70,7 +70,7 @@ def test_a_run_writes_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     config = compose.configure(arguments)
     assert CANARY in str(config.model_dump())  # the code that they are for gets them
     for printed in ("--cfg job", "--cfg job --resolve", "--cfg all", "--info all", "--hydra-help"):
-        assert attempt([*printed.split(), *arguments], Lifetime()) == 0
+        assert compose.printing([*printed.split(), *arguments]) == 0
     assert attempt(arguments, Lifetime()) == 0
     # A second start: refused for other settings, then allowed, so that both values are told and kept.
     changed = (f"+data.another=['{URLS[0]}']", f"+data.third_token={CANARY}", "seed=2")
@@ -89,7 +89,7 @@ def test_a_secret_of_a_config_file_that_is_folded(tmp_path: Path, output: Callab
     folder.mkdir()
     data = f"data: {{my_password: '{'many words ' * 20}{NUMBER}', after: 5}}"
     (folder / "mine.yaml").write_text(f"# @package _global_\ndefaults: [classifier]\n{data}\n")
-    assert attempt(["--cfg", "job", "-cd", str(tmp_path), "experiment=mine"], Lifetime()) == 0
+    assert compose.printing(["--cfg", "job", "-cd", str(tmp_path), "experiment=mine"]) == 0
     text = output()
     assert "  my_password: '***'\n  after: 5\n" in text
     nowhere(text)
