@@ -30,6 +30,8 @@ from mingpt.snapshot.reader import PARALLEL_PARTS
 from mingpt.train.factory import build
 from mingpt.train.preparing import prepare
 
+Bytes = dict[str, int]  # by what they are for
+
 CONSTANT_CPU = 310_000_000  # a process of a tiny model (benchmarks/memory.py)
 CONSTANT_GPU = 1_000_000_000  # an estimate, not measured: CUDA's context, and the buffers of cuBLAS and NCCL
 GAPS_CPU = 0.1  # of the rest: what malloc holds and nobody uses (measured: 0.02 to 0.14)
@@ -160,17 +162,17 @@ class Footprint:
     """Bytes of the process that needs most, by what they are for."""
 
     # All the time.
-    steady: dict[str, int]
+    steady: Bytes
     # Of a step, one after the other: only the largest counts.
-    phases: dict[str, int]
+    phases: Bytes
     # What the phases consist of.
-    parts: dict[str, int]
+    parts: Bytes
     # Copies for snapshots, and the parts being written: in the machine's memory, never in a GPU's.
-    snapshots: dict[str, int]
+    snapshots: Bytes
     # Two hot snapshots, of each node.
-    hot: dict[str, int]
+    hot: Bytes
     # What travels between the nodes if one of them alone has the run's disk.
-    network: dict[str, int]
+    network: Bytes
 
     @property
     def step(self) -> int:
@@ -252,7 +254,7 @@ def _shape(processes: int, per_node: int) -> tuple[int, int]:
     return (nodes, per_node) if nodes > 1 and per_node > 1 and not rest else (1, processes)
 
 
-def _network(config: Config, state: int, slices: int, others: int) -> dict[str, int]:
+def _network(config: Config, state: int, slices: int, others: int) -> Bytes:
     """What travels between nodes if one has the disk. slices: bytes of a process. others: processes elsewhere."""
     if "://" in config.snapshot.dir or not others:
         return {}
@@ -272,9 +274,7 @@ def _update(model: ModelSizes, slices: int) -> int:
     return copies * -(-model.gradients // slices) + 3 * copies * -(-model.of_muon // slices)
 
 
-def _snapshots(
-    config: Config, model: ModelSizes, moments: int, slices: int, processes: int, per_node: int
-) -> dict[str, int]:
+def _snapshots(config: Config, model: ModelSizes, moments: int, slices: int, processes: int, per_node: int) -> Bytes:
     """Copies of the state: of slices one's own, of whole tensors those in this process's share of the parts."""
     part, weights = max(PART_BYTES, model.largest), 4 * model.parameters
     whole, own = (weights, moments) if slices > 1 else (weights + moments, 0)

@@ -21,6 +21,8 @@ from mingpt.config.schema import OWN, Config
 from mingpt.config.section import Own
 from mingpt.errors import UserError
 
+Fingerprint = dict[str, Any]  # what bits depend on, plain
+
 PROBED = ((33, 96, 40), (64, 1024, 64), (128, 384, 64))  # (a, b, c): matrices (a, b) @ (b, c); takes milliseconds
 HOPPER = 9  # its compute capability
 
@@ -90,7 +92,7 @@ def autocast_for(config: Config, device: torch.device) -> Any:
     return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
 
 
-def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[str, Any]:
+def fingerprint(config: Config, device: torch.device, data_sha256: str) -> Fingerprint:
     """Record what bits depend on: with reduce=exact, runs of one config with equal ones are equal. Call `pin` first.
 
     data_sha256: of the data's content.
@@ -122,7 +124,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
     }
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device) -> Fingerprint:
     """The kind of machine that bits belong to, with this package's and torch's versions."""
     cuda = device.type == "cuda"
     return {
@@ -136,7 +138,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def gpu(device: torch.device) -> dict[str, Any]:
+def gpu(device: torch.device) -> Fingerprint:
     return {
         "multiprocessors": torch.cuda.get_device_properties(device).multi_processor_count,
         "cudnn": torch.backends.cudnn.version(),
@@ -187,7 +189,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return content.hexdigest()[:16]
 
 
-def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
+def changes(old: Fingerprint, new: Fingerprint) -> tuple[list[str], list[str]]:
     """(differences between two fingerprints, keys that only the new one has)."""
     # Only keys that both have: what one of both did not record is unknown, and no change.
     both = old.keys() & new.keys()

@@ -32,6 +32,8 @@ from mingpt.train.step import train_step
 from mingpt.world.lifetime import end_with_parent
 from mingpt.world.world import World
 
+Cases = dict[str, Callable[[], Case]]  # by name; what builds each one
+
 FEWEST = 3  # repetitions of a case, whatever the time
 MODELS = {"gpt2": ["model=gpt-nano"], "modern": ["model=modern-nano", "optimizer=muon"]}
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -98,9 +100,9 @@ def norm_case(device: torch.device) -> Case:
     return work
 
 
-def cases(device: torch.device, compiled: bool) -> dict[str, Callable[[], Case]]:
+def cases(device: torch.device, compiled: bool) -> Cases:
     """By name; what builds each one."""
-    found: dict[str, Callable[[], Case]] = {"norm at four offsets": partial(norm_case, device)}
+    found: Cases = {"norm at four offsets": partial(norm_case, device)}
     precisions = list(PRECISIONS)
     if device.type == "cuda" and torch.cuda.is_tf32_supported():
         precisions.append("tf32")
@@ -115,9 +117,7 @@ def cases(device: torch.device, compiled: bool) -> dict[str, Callable[[], Case]]
     return found
 
 
-def repeat(
-    all_cases: dict[str, Callable[[], Case]], device: torch.device, seconds: float, limit: float
-) -> dict[str, Any]:
+def repeat(all_cases: Cases, device: torch.device, seconds: float, limit: float) -> dict[str, Any]:
     """{"digests": {case: {digest: how often}}, "absent": {case: why}}, in turns until the time is over.
 
     limit: seconds; cases that have not begun by then are absent (all but the first), and no case is repeated any more.

@@ -11,6 +11,8 @@ from mingpt.snapshot.reader import damage_as, manifest_or_none, read_manifest
 from mingpt.snapshot.store import REWOUND, Store
 from mingpt.tiers import hot
 
+SetAside = dict[int, tuple[str, Manifest]]  # by step: the manifest's name there, and what it holds
+
 
 def rewind(
     run_dir: str, store: Store, step: int, hot_dir: str, log: Say, dropped: tuple[int, int] | None = None
@@ -61,7 +63,7 @@ def undo(run_dir: str, store: Store, hot_dir: str, log: Say) -> None:
     Raises UserError, before it changes anything, if there is none, or nothing that can be brought back.
     """
     memory, claims = hot.find_hot(hot_dir, run_dir), records(run_dir)
-    back = dict[int, tuple[str, Manifest]]()
+    back = SetAside()
     claim = claims.get(max(claims, default=0))
     if claim and claim.undoes in claims:
         # The newest claim is an undoing. If something is left of it to bring back, it was killed: go on with it.
@@ -103,9 +105,9 @@ def _to_undo(claims: Mapping[int, Record]) -> int:
     return newest
 
 
-def _left_by(claims: Mapping[int, Record], number: int, store: Store, log: Say) -> dict[int, tuple[str, Manifest]]:
+def _left_by(claims: Mapping[int, Record], number: int, store: Store, log: Say) -> SetAside:
     """What a rewind has set aside of the line before it, and is aside now, by step, if its parts are still there."""
-    line, left = line_of(claims, number - 1), dict[int, tuple[str, Manifest]]()
+    line, left = line_of(claims, number - 1), SetAside()
     for step in store.folders():
         if step <= claims[number].from_step:
             break  # they come newest first
