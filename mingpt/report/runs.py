@@ -5,13 +5,13 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mingpt.cli.console import as_lines, columns, complain, shortened
 from mingpt.compose.stored import is_below
 from mingpt.config.configfile import read_config
-from mingpt.config.keys import KINDS, SECTIONS, default, leaves, named, schema_of
+from mingpt.config.keys import KINDS, SECTIONS, Raw, default, leaves, named, schema_of
 from mingpt.errors import OF_ONE
 from mingpt.files.folder import Folder
 from mingpt.history.history import NOTHING
@@ -113,7 +113,7 @@ def _cell(value: object) -> str:
     return "–" if value in (None, "") else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def with_defaults(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def with_defaults(config: Raw) -> Iterator[tuple[str, Any, Any]]:
     """(key, value, default) of each setting; the default of a key that no schema knows is None."""
     for key, value in leaves(config):
         section, _, name = key.rpartition(".")
@@ -124,7 +124,7 @@ def with_defaults(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
         yield key, value, usual
 
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing(configs: Sequence[Raw]) -> list[str]:
     """The keys in which runs differ, of those that all of them have: another kind of model lacks many.
 
     Left out is a key that has its default in all runs, such as one that follows another key: it tells nothing new.

@@ -32,8 +32,6 @@ from mingpt.train.step import train_step
 from mingpt.world.lifetime import end_with_parent
 from mingpt.world.world import World
 
-Cases = dict[str, Callable[[], Case]]  # by name; what builds each one
-
 FEWEST = 3  # repetitions of a case, whatever the time
 MODELS = {"gpt2": ["model=gpt-nano"], "modern": ["model=modern-nano", "optimizer=muon"]}
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -46,6 +44,7 @@ ON_CPUS = ("MATH", "FLASH_ATTENTION")
 KERNELS = {"cpu": ON_CPUS, "cuda": (*ON_CPUS, "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")}
 VOCABULARY = 64
 Case = Callable[[], str]  # does the work, and returns its digest
+Cases = dict[str, Callable[[], Case]]  # by name; what builds each one
 
 
 def step_case(model_name: str, precision: str, kernel: str | None, device: torch.device) -> Case:

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mingpt.compute.buckets import Sliced
-from mingpt.data.dataset import Sha256, Strict
+from mingpt.config.section import Sha256, Strict
 from mingpt.errors import Damaged
 
 FORMAT = 3

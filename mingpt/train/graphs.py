@@ -18,7 +18,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mingpt.cli.console import Say
 from mingpt.compute.buckets import Bucket
 from mingpt.compute.reduction import ExactReduction
 from mingpt.train.context import StepContext
@@ -188,7 +187,9 @@ class MicrobatchGraph:
 class Graphs:
     """Decides for each microbatch whether it is a replay. There is one graph at a time, of one shape."""
 
-    def __init__(self, context: StepContext, reduction: ExactReduction, part: float | None, say: Say) -> None:
+    def __init__(
+        self, context: StepContext, reduction: ExactReduction, part: float | None, say: Callable[[str], None]
+    ) -> None:
         """part: leave it if this part of the device's free memory is too little (see MicrobatchGraph.capture)."""
         self.context, self.reduction, self.part, self.say = context, reduction, part, say
         # Of the graph, or of the microbatch that could not be captured: it is not tried again.

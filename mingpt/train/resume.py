@@ -22,7 +22,7 @@ from mingpt.compute.optimizer import Method, batch_factor, schedule_factor
 from mingpt.compute.rules import muon_names, roles
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.configfile import public_config
-from mingpt.config.keys import declared, filled
+from mingpt.config.keys import Raw, declared, filled
 from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule
 from mingpt.data.source import Source, sampled_split
 from mingpt.errors import UserError
@@ -84,7 +84,7 @@ def check(manifest: Manifest, config: Config, numerics: Mapping[str, Any], world
     return changes
 
 
-def _not_named(fork: Parent, changes: Changes, after: Mapping[str, Any], say: Say) -> Changes:
+def _not_named(fork: Parent, changes: Changes, after: Raw, say: Say) -> Changes:
     """The changes that the fork's own command line has not made. The history has those already."""
     named = {key: found for key, found in changes.items() if key in fork.keys}
     if named:
@@ -92,7 +92,7 @@ def _not_named(fork: Parent, changes: Changes, after: Mapping[str, Any], say: Sa
     return {key: found for key, found in changes.items() if key not in named}
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
+def changed(before: Raw, after: Raw) -> Changes:
     """The keys that affect the result and whose values differ in two plain configs."""
     (old, affecting_old), (new, affecting_new) = settings(before), settings(after)
     return {
