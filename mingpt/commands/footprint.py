@@ -24,6 +24,7 @@ from mingpt.compute.reduction import MAX_IN_FLIGHT
 from mingpt.compute.rules import muon_names, roles, trainable
 from mingpt.compute.tree import shares, whole_subtrees
 from mingpt.config.schema import Config
+from mingpt.files.storage import names_a_disk
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import PART_BYTES
 from mingpt.snapshot.reader import PARALLEL_PARTS
@@ -256,7 +257,7 @@ def _shape(processes: int, per_node: int) -> tuple[int, int]:
 
 def _network(config: Config, state: int, slices: int, others: int) -> Bytes:
     """What travels between nodes if one has the disk. slices: bytes of a process. others: processes elsewhere."""
-    if "://" in config.snapshot.dir or not others:
+    if not (names_a_disk(config.snapshot.dir) and others):
         return {}
     # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
     return {"to the run's node, each snapshot": others * slices, "from there, each start": others * state}
@@ -283,7 +284,7 @@ def _snapshots(config: Config, model: ModelSizes, moments: int, slices: int, pro
         return min(size, -(-size // (part * writers)) * part)
 
     # A folder may be on one node's disk; then that node's processes write all.
-    tiers = {"durable": processes if "://" in config.snapshot.dir else per_node}
+    tiers = {"durable": per_node if names_a_disk(config.snapshot.dir) else processes}
     tiers |= {"hot": per_node} if config.snapshot.hot_every_steps else {}
     copies = {f"copy for {tier} snapshots": share_of_parts(whole, n) + own for tier, n in tiers.items()}
     if own:  # slices come from all processes, are put together, and wait to be written

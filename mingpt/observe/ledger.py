@@ -211,10 +211,10 @@ def added_up(found: list[Account], claims: Mapping[int, Record]) -> Ledger:
             again = spent * lost if phase in STEPS else 0.0
             seconds[phase] += spent - again  # type: ignore[assignment]
             seconds[TWICE] += again  # type: ignore[assignment]
-    ends = accumulate((a.until for a in found), max)
+    ends = [*accumulate((a.until for a in found), max)]
     for end, after in zip(ends, found[1:], strict=False):
         seconds[BETWEEN] += max(0.0, after.started - end)  # type: ignore[assignment]
-    wall = max((a.until for a in found), default=0.0) - min((a.started for a in found), default=0.0)
+    wall = max(ends, default=0.0) - min((a.started for a in found), default=0.0)
     return Ledger(found, dict(seconds), wall)
 
 

@@ -77,7 +77,7 @@ def facts(run: Run) -> dict[str, str]:
         MEASURED_ON: None if row["val_share"] is None else _share(row["val_tokens"], row["val_share"]),
         "tokens seen": f"{tokens:,}" if type(tokens) is int else None,
         "parameters": f"{run.parameters:,}" if run.parameters else None,
-        "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
+        "attempts": run.starts,
         "machine": f"{last.processes} {last.host}".strip() if last and last.processes else None,
         "disk": f"{run.disk}'s alone: without that machine the run is lost" if run.disk else None,
         "wall time": duration(run.ledger.wall) if run.ledger else None,

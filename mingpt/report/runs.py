@@ -55,6 +55,11 @@ def listed(folder: str) -> list[Row]:
     return sorted(found, key=lambda row: row["date"] or "", reverse=True)
 
 
+def runs_of(found: list[Row]) -> list[Run]:
+    """Those that have figures."""
+    return [row["of"] for row in found if row["of"]]
+
+
 def _row(url: str) -> Row | None:
     """None: no run is there. What can't be read is named in a line, so that the others are shown."""
     try:

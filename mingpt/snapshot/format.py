@@ -94,6 +94,11 @@ class Manifest(Strict):
     metrics: Metrics = Metrics()
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each part."""
+        return {name: part.size for name, part in self.parts.items()}
+
+    @property
     def attempt(self) -> int:
         """The number of the attempt that wrote this snapshot; 0 if the history has none."""
         number = self.history[-1].get("attempt") if self.history else None

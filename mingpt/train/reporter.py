@@ -86,8 +86,7 @@ class Reporter:
         flops = peak_flops(context.device, config.precision)
         if flops and isinstance(context.model, LanguageModel):
             shape = context.model.config
-            parameters = sum(p.numel() for p in context.model.parameters())
-            cost = flops_per_token(parameters, shape.n_layer, shape.n_embd, shape.block_size)
+            cost = flops_per_token(context.parameters, shape.n_layer, shape.n_embd, shape.block_size)
             self.peak = flops * self.world.size / cost
 
     def started(self, source: Source) -> None:
@@ -188,13 +187,12 @@ class Reporter:
 def announce(config: Config, context: StepContext, source: Source, attempt: int, start: int) -> None:
     """Say it in lines of the log. start: steps done before. Called by rank 0."""
     plan, world = context.plan, context.world
-    parameters = sum(p.numel() for p in context.model.parameters())
     least = f"{plan.micro_size >> len(plan.double_at)} to " if plan.double_at else ""
     say(
         f"attempt {attempt}: steps {start + 1} to {config.train.max_steps}, "
         f"{counted(world.size, 'process')} on {context.device.type} ({world.backend}), "
         f"{counted(plan.microbatches, 'microbatch')} of {least}{plan.micro_size} x {config.model.block_size} "
-        f"tokens, {parameters:,} parameters"
+        f"tokens, {context.parameters:,} parameters"
     )
     if config.reduce == "fast":
         say("reduce=fast: equal bits for another number of processes are not promised")
