@@ -36,7 +36,6 @@ def bytes_a_step(parameters: int, microbatches: int, processes: list[int]) -> in
 
 def of_weights(model: str) -> float:
     config, autocast = configure([f"model={model}"]), torch.autocast("cpu", torch.bfloat16)
-    assert config
     with without_memory():
         built = build(config, 50257)
         buckets = make_buckets(trainable(built), set(), World(0, 8, 0, torch.device("cpu"), ""), True)

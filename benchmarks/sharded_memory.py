@@ -35,7 +35,6 @@ SHAPES = {"7B": (32, 4096, 32), "13B": (40, 5120, 40)}  # layers, width, heads
 
 def row(settings: Sequence[str], processes: int, unit: float, most: int = BUCKET_BYTES) -> dict[str, Any]:
     config = configure(settings)
-    assert config
     model, microbatches = look_at(config), config.global_size(processes) // config.batch.micro_size
     whole = footprint(config, model, processes, 8)
     autocast = autocast_for(config, torch.device("cpu"))

@@ -292,7 +292,6 @@ def train(config: Config, world: World, sliced: bool, bucket_bytes: int) -> dict
 def work(settings: Sequence[str], bucket_bytes: int) -> None:
     """One process of a world: both ways, each printed by rank 0."""
     config = configure(settings)
-    assert config
     with join(config.world) as world:
         for sliced in (False, True):
             row = train(config, world, sliced, bucket_bytes)

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from errno import EIO, EPIPE
 from typing import Any, TextIO
 
@@ -20,6 +20,8 @@ from mingpt.errors import CRASHED, FINISHED
 
 # Control characters (escape codes begin with one) except tab and line feed; line separators; direction marks.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+Say = Callable[[str], None]  # what prints a line, such as `say`
 
 lost = False  # whether output could not be written
 

@@ -24,11 +24,14 @@ from mingpt.compute.reduction import MAX_IN_FLIGHT
 from mingpt.compute.rules import muon_names, roles, trainable
 from mingpt.compute.tree import shares, whole_subtrees
 from mingpt.config.schema import Config
+from mingpt.files.storage import names_a_disk
 from mingpt.model.language import LanguageModel
 from mingpt.snapshot.format import PART_BYTES
 from mingpt.snapshot.reader import PARALLEL_PARTS
 from mingpt.train.factory import build
 from mingpt.train.preparing import prepare
+
+Bytes = dict[str, int]  # by what they are for
 
 CONSTANT_CPU = 310_000_000  # a process of a tiny model (benchmarks/memory.py)
 CONSTANT_GPU = 1_000_000_000  # an estimate, not measured: CUDA's context, and the buffers of cuBLAS and NCCL
@@ -160,17 +163,17 @@ class Footprint:
     """Bytes of the process that needs most, by what they are for."""
 
     # All the time.
-    steady: dict[str, int]
+    steady: Bytes
     # Of a step, one after the other: only the largest counts.
-    phases: dict[str, int]
+    phases: Bytes
     # What the phases consist of.
-    parts: dict[str, int]
+    parts: Bytes
     # Copies for snapshots, and the parts being written: in the machine's memory, never in a GPU's.
-    snapshots: dict[str, int]
+    snapshots: Bytes
     # Two hot snapshots, of each node.
-    hot: dict[str, int]
+    hot: Bytes
     # What travels between the nodes if one of them alone has the run's disk.
-    network: dict[str, int]
+    network: Bytes
 
     @property
     def step(self) -> int:
@@ -252,9 +255,9 @@ def _shape(processes: int, per_node: int) -> tuple[int, int]:
     return (nodes, per_node) if nodes > 1 and per_node > 1 and not rest else (1, processes)
 
 
-def _network(config: Config, state: int, slices: int, others: int) -> dict[str, int]:
+def _network(config: Config, state: int, slices: int, others: int) -> Bytes:
     """What travels between nodes if one has the disk. slices: bytes of a process. others: processes elsewhere."""
-    if "://" in config.snapshot.dir or not others:
+    if not (names_a_disk(config.snapshot.dir) and others):
         return {}
     # Whole tensors are there already. At a start each process gets all parts, and takes what it needs.
     return {"to the run's node, each snapshot": others * slices, "from there, each start": others * state}
@@ -272,9 +275,7 @@ def _update(model: ModelSizes, slices: int) -> int:
     return copies * -(-model.gradients // slices) + 3 * copies * -(-model.of_muon // slices)
 
 
-def _snapshots(
-    config: Config, model: ModelSizes, moments: int, slices: int, processes: int, per_node: int
-) -> dict[str, int]:
+def _snapshots(config: Config, model: ModelSizes, moments: int, slices: int, processes: int, per_node: int) -> Bytes:
     """Copies of the state: of slices one's own, of whole tensors those in this process's share of the parts."""
     part, weights = max(PART_BYTES, model.largest), 4 * model.parameters
     whole, own = (weights, moments) if slices > 1 else (weights + moments, 0)
@@ -283,7 +284,7 @@ def _snapshots(
         return min(size, -(-size // (part * writers)) * part)
 
     # A folder may be on one node's disk; then that node's processes write all.
-    tiers = {"durable": processes if "://" in config.snapshot.dir else per_node}
+    tiers = {"durable": per_node if names_a_disk(config.snapshot.dir) else processes}
     tiers |= {"hot": per_node} if config.snapshot.hot_every_steps else {}
     copies = {f"copy for {tier} snapshots": share_of_parts(whole, n) + own for tier, n in tiers.items()}
     if own:  # slices come from all processes, are put together, and wait to be written

@@ -139,7 +139,7 @@ def _take(source: Store, target: Store, manifest: Manifest) -> str:
 
     with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
         shared = [*pool.map(take, sorted(manifest.parts))]
-    size = sum(part.size for part in manifest.parts.values())
+    size = sum(manifest.sizes.values())
     read_manifest(source, manifest.step)  # if the run has deleted it meanwhile, a part may be missing
     if not all(shared):
         return f"{len(shared)} parts, {size:,} bytes: copied, since the parent's place can't share them with this one"
@@ -149,7 +149,6 @@ def _take(source: Store, target: Store, manifest: Manifest) -> str:
 
 def _continues(config: Config, overrides: list[str]) -> str:
     """The command that trains the fork."""
-
     run = Folder(config.run.dir)
     if run.local:
         folder = run.root if "://" in run.url else config.run.dir

@@ -106,24 +106,17 @@ def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[
 
 def problems(options: argparse.Namespace) -> list[str]:
     """What is wrong with the options, one message each."""
-    return [
-        *(["--prompt is empty: give it at least one character"] if options.prompt == "" else []),
-        *(["--lines splits a file: give --file, too"] if options.lines and options.file is None else []),
-        *([f"--tokens {options.tokens}: at least 1"] if options.tokens < 1 else []),
-        *([f"--samples {options.samples}: at least 1"] if options.samples < 1 else []),
-        *([f"--batch {options.batch}: at least 1"] if options.batch < 1 else []),
-        *(
-            [f"--temperature {options.temperature}: a number, 0 or more"]
-            if not 0 <= options.temperature < math.inf
-            else []
-        ),
-        *([f"--top-k {options.top_k}: at least 1"] if options.top_k is not None and options.top_k < 1 else []),
-        *(
-            [f"--top-p {options.top_p}: above 0 and at most 1"]
-            if options.top_p is not None and not 0 < options.top_p <= 1
-            else []
-        ),
-    ]
+    found = {
+        "--prompt is empty: give it at least one character": options.prompt == "",
+        "--lines splits a file: give --file, too": options.lines and options.file is None,
+        f"--tokens {options.tokens}: at least 1": options.tokens < 1,
+        f"--samples {options.samples}: at least 1": options.samples < 1,
+        f"--batch {options.batch}: at least 1": options.batch < 1,
+        f"--temperature {options.temperature}: a number, 0 or more": not 0 <= options.temperature < math.inf,
+        f"--top-k {options.top_k}: at least 1": options.top_k is not None and options.top_k < 1,
+        f"--top-p {options.top_p}: above 0 and at most 1": options.top_p is not None and not 0 < options.top_p <= 1,
+    }
+    return [problem for problem, is_there in found.items() if is_there]
 
 
 def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from mingpt.errors import UserError
 from mingpt.history.history import NOTHING
 from mingpt.observe.ledger import Account
 from mingpt.report.reading import Run
-from mingpt.report.runs import Row, listed, table
+from mingpt.report.runs import Row, listed, runs_of, table
 
 STEPS_SHOWN = 5  # of what an attempt has set aside
 
@@ -59,7 +59,7 @@ def _runs(url: str) -> tuple[list[Row], list[Run]]:
         return [], [Run(url)]
     except UserError as none:
         found = listed(url)
-        if runs := [row["of"] for row in found if row["of"]]:
+        if runs := runs_of(found):
             return found, runs
         if NOTHING not in str(none):
             raise
@@ -68,8 +68,7 @@ def _runs(url: str) -> tuple[list[Row], list[Run]]:
 
 def _of_run(run: Run) -> Node:
     there, aside = [*run.past.manifests.values()], run.past.set_aside()
-    count = sum(a.end not in ("rewind", "undo") for a in run.attempts)
-    text = f"{run.name} ({run.past.folder}): step {run.last_step:,}, {counted(count, 'attempt')}"
+    text = f"{run.name} ({run.past.folder}): step {run.last_step:,}, {counted(run.starts, 'attempt')}"
     if parent := run.past.parent:
         text += f"; forked from {parent.run} after step {parent.step:,}"
         text += f", with other {', '.join(parent.keys)}" if parent.keys else ""

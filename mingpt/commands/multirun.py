@@ -189,7 +189,6 @@ def _validate(jobs: Sequence[Sequence[str]], fixed: Sequence[str], above: Sequen
     for overrides in jobs:
         try:
             config = configure([*above, *overrides], trains=here)
-            assert config is not None
             if here and (missing := missing_places(config, [])):
                 raise UserError(*missing)
         except UserError as error:

@@ -150,11 +150,8 @@ def _machine(options: argparse.Namespace, gpus: Mapping[str, Gpu]) -> tuple[str,
 
 
 def _config(overrides: list[str], processes: int) -> Config:
-
     named = any(word.startswith(("data", "experiment=", "+experiment=")) for word in overrides)
     config = compose.configure([*([] if named else ["data=random"]), *overrides], processes)
-    if config is None:
-        raise UserError("--cfg and --info are for `mingpt train`: leave them out")
     if not isinstance(config.model, Language) or config.optimizer.target:
         own = "optimizer" if config.optimizer.target else "model"
         raise UserError(f"{own}._target_: only this package's models and optimizers can be planned, not one's own")

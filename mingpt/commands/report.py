@@ -11,7 +11,7 @@ from mingpt.files.localfile import write_whole
 from mingpt.files.storage import place
 from mingpt.report.page import page
 from mingpt.report.reading import Run
-from mingpt.report.runs import rows, table
+from mingpt.report.runs import rows, runs_of, table
 
 
 def report_command(options: Namespace) -> int:
@@ -20,7 +20,7 @@ def report_command(options: Namespace) -> int:
         say(table(found))
         if options.out is None:
             return FINISHED
-        runs = [row["of"] for row in found if row["of"]]
+        runs = runs_of(found)
     runs = runs or [Run(url) for url in urls]
     out = options.out or _beside(runs)
     with place("--out", str(out)):

@@ -66,7 +66,7 @@ def _inspect(store: Store, step: int) -> Entry:
     try:
         manifest = read_manifest(store, step)
         with store.named_errors():
-            store.check_sizes(step, {name: part.size for name, part in manifest.parts.items()})
+            store.check_sizes(step, manifest.sizes)
     except OtherFormat as error:
         return Entry(step, OTHER, str(error.__cause__), age, size)  # the cause leaves out the place
     except (Damaged, Unreadable) as error:
@@ -81,7 +81,7 @@ def _inspect(store: Store, step: int) -> Entry:
         step=step,
         state=GOOD,
         age_seconds=age,
-        bytes=sum(part.size for part in manifest.parts.values()),
+        bytes=sum(manifest.sizes.values()),
         parts=len(manifest.parts),
         digest=manifest.digest,
         loss=manifest.metrics.loss,

@@ -28,31 +28,19 @@ NOT_SET = ": not set: "
 UNSET = re.compile(r"Environment variable '(\w+)' not found")
 
 
-def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True) -> Config | None:
-    """The validated config of a command line; None if it asked for --help, --cfg or the like, answered on stdout.
+def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True) -> Config:
+    """The validated config of a command line.
 
     trains: whether it is this Python that will train, and so must have the trackers' packages.
 
-    Raises errors.UserError with every problem in it.
+    Raises errors.UserError with every problem in it, or for an option that only prints: `printing` answers those.
     """
     line = CommandLine.of(arguments)
-    if line.options.help:
-        say(help_text(line.folders))
-        return None
-    if line.options.shell_completion:
-        say(printed(line, line.options.overrides))
-        return None
-    overrides, composed, problems = composed_of(line)
+    if any(getattr(line.options, name) for name in PRINTS):
+        raise UserError("--help, --cfg and the like only print: write `mingpt train --cfg job`, or leave them out")
+    _, composed, problems = composed_of(line)
     follows = follows_of(composed)
     raw, unresolved = resolved(composed, follows)
-    if any(getattr(line.options, name) for name in PRINTS) and not problems:
-        wrong = [unknown(key, raw) for key in raw if key not in Config.model_fields]
-        if line.options.resolve:
-            wrong += unresolved
-        if wrong:
-            raise UserError(*wrong)
-        say(printed(line, [o for o in overrides if o.startswith("hydra") or not line.options.hydra_help]))
-        return None
     return validate(
         raw,
         world_size,
@@ -66,7 +54,20 @@ def configure(arguments: Sequence[str], world_size: int = 1, trains: bool = True
 
 def printing(arguments: list[str]) -> int:
     """`mingpt train --help`, `--cfg` and the like: nothing is trained. Raises UserError."""
-    configure(arguments)
+    line = CommandLine.of(arguments)
+    if line.options.help:
+        say(help_text(line.folders))
+    elif line.options.shell_completion:
+        say(printed(line, line.options.overrides))
+    else:
+        overrides, composed, problems = composed_of(line)
+        raw, unresolved = resolved(composed, follows_of(composed))
+        problems += [unknown(key, raw) for key in raw if key not in Config.model_fields]
+        if line.options.resolve:
+            problems += unresolved
+        if problems:
+            raise UserError(*problems)
+        say(printed(line, [o for o in overrides if o.startswith("hydra") or not line.options.hydra_help]))
     return FINISHED
 
 

@@ -23,6 +23,8 @@ from mingpt.compose.groups import Places, defaults, groups, offer
 from mingpt.config.keys import KINDS, keys, kind_of
 from mingpt.errors import UserError
 
+Composed = tuple[list[str], DictConfig, list[str]]  # overrides that Hydra takes, what it makes of them, problems
+
 
 @contextmanager
 def hydra_of(line: CommandLine) -> Iterator[None]:
@@ -38,7 +40,7 @@ def hydra_of(line: CommandLine) -> Iterator[None]:
         Places.folder = None
 
 
-def composed_of(line: CommandLine) -> tuple[list[str], DictConfig, list[str]]:
+def composed_of(line: CommandLine) -> Composed:
     """The overrides that Hydra takes, what it composes of them, and a problem for each other one."""
     with hydra_of(line):
         good, composed, problems = _at_once(line) or _one_by_one(line)
@@ -48,7 +50,7 @@ def composed_of(line: CommandLine) -> tuple[list[str], DictConfig, list[str]]:
     return good, whole, [*line.problems, *problems]
 
 
-def _at_once(line: CommandLine) -> tuple[list[str], DictConfig, list[str]] | None:
+def _at_once(line: CommandLine) -> Composed | None:
     """What Hydra composes of all overrides, with the schemas of the kinds that come out; None if something is wrong.
 
     Hydra takes 0.2 CPU seconds for the files, and this asks it once or twice.
@@ -72,7 +74,7 @@ def _at_once(line: CommandLine) -> tuple[list[str], DictConfig, list[str]] | Non
     return None
 
 
-def _one_by_one(line: CommandLine) -> tuple[list[str], DictConfig, list[str]]:
+def _one_by_one(line: CommandLine) -> Composed:
     """The same for overrides of which some may be wrong, or name a kind by its key."""
     chosen, values = line.for_hydra
     there_are, problems, good = groups(line.folders), list[str](), list[str]()

@@ -14,14 +14,14 @@ from mingpt.cli.redact import BLANK, is_secret, without_secrets
 from mingpt.compose.commandline import FIRST, CommandLine, options_given
 from mingpt.errors import UserError
 
-PRINTS = ("cfg", "info", "hydra_help")  # Hydra's options that only print
+PRINTS = ("help", "cfg", "info", "hydra_help", "shell_completion")  # Hydra's options that only print
 
 
 def printed(line: CommandLine, overrides: Sequence[str]) -> str:
     """What Hydra prints as a program, without secrets."""
     options = vars(line.options)
     words = [f"--{name.replace('_', '-')}" + (f"={options[name]}" if options[name] is not True else "")
-               for name in (*PRINTS, "shell_completion", "package", "resolve") if options[name]]  # fmt: skip
+               for name in (*PRINTS[1:], "package", "resolve") if options[name]]  # fmt: skip
     before, sys.argv = sys.argv, [sys.argv[0], *options_given(line.options), *words, *map(blanked, overrides)]
     try:
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as wrong:

@@ -6,7 +6,7 @@ validated as a command line is. Raises UserError with every problem.
 
 import os
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -18,7 +18,7 @@ from mingpt.compose.compose import configure
 from mingpt.compose.groups import groups
 from mingpt.config.affecting import settings
 from mingpt.config.configfile import lacks_secret
-from mingpt.config.keys import KINDS, choices, keys, kind_of, leaves, value_of
+from mingpt.config.keys import KINDS, Raw, choices, keys, kind_of, leaves, value_of
 from mingpt.config.schema import Config
 from mingpt.errors import UserError
 
@@ -40,7 +40,7 @@ MOST = {"batch.micro_size": 256, "train.threads": 64}
 
 
 def fork_config(
-    stored: Mapping[str, Any], overrides: Sequence[str], name: str, run_dir: str, source: str, trust: bool = False
+    stored: Raw, overrides: Sequence[str], name: str, run_dir: str, source: str, trust: bool = False
 ) -> tuple[Config, dict[str, Any]]:
     """What a fork in run_dir trains with, and the places that it has from the stored config, by key.
 
@@ -57,9 +57,7 @@ def fork_config(
     return config, {key: value for key, value in values.items() if _is_place(key, value) and not is_own_place(key)}
 
 
-def replay_config(
-    stored: Mapping[str, Any], source: str, here: Sequence[str] = (), changed: Sequence[str] = ()
-) -> Config:
+def replay_config(stored: Raw, source: str, here: Sequence[str] = (), changed: Sequence[str] = ()) -> Config:
     """What steps follow from, for computing them again; all else is left to the defaults.
 
     source: the run's directory. here: overrides for this machine, such as data.path=…; none may affect the result.
@@ -91,7 +89,7 @@ def replay_config(
     return config
 
 
-def evaluation_config(stored: Mapping[str, Any], source: str, arguments: Sequence[str], world_size: int) -> Config:
+def evaluation_config(stored: Raw, source: str, arguments: Sequence[str], world_size: int) -> Config:
     """A snapshot's config for a program that does not train. source: the run's directory."""
     if kind_of("model", stored.get("model")) == "own":
         raise UserError(
@@ -146,7 +144,7 @@ def is_own_place(key: str) -> bool:
 
 
 def _taken(
-    stored: Mapping[str, Any],
+    stored: Raw,
     arguments: Sequence[str],
     wanted: Callable[[str], bool],
     source: str,
@@ -237,9 +235,7 @@ def _elsewhere(arguments: Sequence[str], allowed: Sequence[str]) -> list[str]:
     return [f"{name} can't be set here, only {', '.join(allowed)}" for name in names]
 
 
-def _composed(
-    values: Mapping[str, Any], arguments: Sequence[str], problems: Sequence[str], world_size: int = 1
-) -> Config:
+def _composed(values: Raw, arguments: Sequence[str], problems: Sequence[str], world_size: int = 1) -> Config:
     """The command line, laid over stored values. problems: raised before code that the command line names runs."""
     if problems:
         raise UserError(*problems)
@@ -256,6 +252,4 @@ def _composed(
     schemas = [{f"schema/{section}@{section}": kind_of(section, plain.get(section))} for section in KINDS]
     plain["defaults"] = ["schema", *schemas, "_self_", *({group: None} for group in groups())]
     ConfigStore.instance().store(NAME, plain)
-    config = configure([*arguments, f"--config-name={NAME}"], world_size)
-    assert config
-    return config
+    return configure([*arguments, f"--config-name={NAME}"], world_size)

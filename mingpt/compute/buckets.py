@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from mingpt.world.world import World
 
+Named = tuple[str, nn.Parameter]  # a parameter
+
 # Elements. A parameter starts at a multiple of START: vector instructions then cover all of it, whatever the slice, and
 # a rest that a scalar loop would compute with other bits does not exist. (Tried with fused AdamW: 50 random cuts of
 # 100,003 elements gave other bits, 50 at multiples of 64 the same.)
@@ -60,7 +62,7 @@ class Slot:
 class Bucket:
     """Parameters in one flat tensor, of which each process has an equal slice."""
 
-    def __init__(self, named: list[tuple[str, nn.Parameter]], world: World, shard: bool) -> None:
+    def __init__(self, named: list[Named], world: World, shard: bool) -> None:
         self.rank, self.size = world.rank, world.size
         # Whether each process updates its own slice; otherwise each one updates all.
         self.shard = shard and world.size > 1
@@ -159,16 +161,16 @@ def in_memory_order(value: Tensor, like: Tensor) -> Tensor:
 
 
 def make_buckets(
-    named: Iterable[tuple[str, nn.Parameter]], of_muon: set[str], world: World, shard: bool, most: int = BUCKET_BYTES
+    named: Iterable[Named], of_muon: set[str], world: World, shard: bool, most: int = BUCKET_BYTES
 ) -> list[Bucket]:
     """Buckets of at most `most` bytes, or of one parameter. named: in the model's order.
 
     In reverse order, since backward computes the last layer's gradients first. A bucket has one dtype, and parameters
     of one optimizer. shard: each process updates its own slice; otherwise each one updates all.
     """
-    groups = list[list[tuple[str, nn.Parameter]]]()
+    groups = list[list[Named]]()
     # By dtype and optimizer: the group that still has room. Nothing here depends on the world, so neither do the bits.
-    open_groups = dict[object, list[tuple[str, nn.Parameter]]]()
+    open_groups = dict[object, list[Named]]()
     for name, p in reversed(list(named)):
         kind = p.dtype, name in of_muon
         group = open_groups.get(kind)

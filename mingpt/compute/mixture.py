@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from mingpt.compute.batches import BatchPlan, derive, permute
 from mingpt.config.datasets import MIX_BLOCK as BLOCK
 
+Numbers = tuple[int, ...]  # of samples, by component
+
 Ints = NDArray[np.int64]
 
 
-def shares(weights: Sequence[float]) -> tuple[int, ...]:
+def shares(weights: Sequence[float]) -> Numbers:
     """Count the samples of each component in a block, in proportion to the weights: by largest remainder."""
     # Exact, since equal remainders must be found equal: floats would decide by their rounding who gets a sample.
     whole = sum(map(Fraction, weights))
@@ -33,7 +35,7 @@ def shares(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def block(counts: tuple[int, ...], seed: int) -> tuple[Ints, Ints]:
+def block(counts: Numbers, seed: int) -> tuple[Ints, Ints]:
     """(component, number of earlier positions of that component in the block) of each position of a block."""
     which = np.searchsorted(np.cumsum(counts), permute(np.arange(BLOCK), BLOCK, seed), side="right")
     earlier = np.empty_like(which)
@@ -49,7 +51,7 @@ class Mixture:
     # Each component's name and number of samples.
     sizes: tuple[tuple[str, int], ...]
     # Each phase's first batch, and the samples of each component in a block.
-    phases: tuple[tuple[int, tuple[int, ...]], ...]
+    phases: tuple[tuple[int, Numbers], ...]
 
 
 @dataclass(frozen=True)
@@ -89,20 +91,20 @@ class MixedPlan(BatchPlan):
             index[here] = (before[component] + earlier)[offset[here]]
         return which, index
 
-    def shown(self, batches: int) -> tuple[int, ...]:
+    def shown(self, batches: int) -> Numbers:
         """Count the samples of each component that the first batches take."""
         p = sum(first <= batches for first, _ in self.mixture.phases) - 1
         return self._added(p, self._before[p], batches)
 
     @cached_property
-    def _before(self) -> list[tuple[int, ...]]:
+    def _before(self) -> list[Numbers]:
         """The numbers of samples of each component before each phase."""
         before = [(0,) * len(self.mixture.sizes)]
         for p, (first, _) in enumerate(self.mixture.phases[1:]):
             before.append(self._added(p, before[p], first))
         return before
 
-    def _added(self, p: int, before: tuple[int, ...], until: int) -> tuple[int, ...]:
+    def _added(self, p: int, before: Numbers, until: int) -> Numbers:
         """`before`, and how many come from the start of phase p up to the batch `until`."""
         first, counts = self.mixture.phases[p]
         whole, rest = divmod(self.position(until) - self.position(first), BLOCK)

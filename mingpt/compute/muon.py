@@ -114,7 +114,7 @@ class Owners:
                 whole[k] = self.buckets[i].view(flats[i], slot)
             return whole
         # By rank: what that process gets, which is this one's piece of each tensor that it owns.
-        sends = [list[Tensor]() for _ in range(self.world.size)]
+        sends = self._empty()
         for (i, slot), owner in zip(self.slots, self.owners, strict=True):
             sends[owner].append(self.buckets[i].local_part(flats[i], slot))
         sizes = [[len(self.ranges[k][rank]) for k in self.owned] for rank in range(self.world.size)]
@@ -133,7 +133,7 @@ class Owners:
                 i, slot = self.slots[k]
                 self.buckets[i].view(flats[i], slot).copy_(tensor)
             return
-        sends = [list[Tensor]() for _ in range(self.world.size)]
+        sends = self._empty()
         for k, tensor in whole:
             flat = in_memory_order(tensor, self.slots[k][1].parameter)
             for rank, elements in enumerate(self.ranges[k]):
@@ -145,6 +145,10 @@ class Owners:
         pieces_by_rank = [iter(pieces) for pieces in self._exchange(sends, sizes)]
         for (i, slot), owner in zip(self.slots, self.owners, strict=True):
             self.buckets[i].local_part(flats[i], slot).copy_(next(pieces_by_rank[owner]))
+
+    def _empty(self) -> list[list[Tensor]]:
+        """For each process, nothing yet."""
+        return [[] for _ in range(self.world.size)]
 
     def _exchange(self, sends: list[list[Tensor]], sizes: list[list[int]]) -> list[list[Tensor]]:
         """Send each process its tensors. sizes: of what comes from each one."""

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,12 @@ from mingpt import NUMERICS
 from mingpt.cli.console import printable
 from mingpt.compute import compiler
 from mingpt.config import plugin
+from mingpt.config.imports import version_of
 from mingpt.config.schema import OWN, Config
 from mingpt.config.section import Own
 from mingpt.errors import UserError
+
+Fingerprint = dict[str, Any]  # what bits depend on, plain
 
 PROBED = ((33, 96, 40), (64, 1024, 64), (128, 384, 64))  # (a, b, c): matrices (a, b) @ (b, c); takes milliseconds
 HOPPER = 9  # its compute capability
@@ -90,7 +92,7 @@ def autocast_for(config: Config, device: torch.device) -> Any:
     return torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision])
 
 
-def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[str, Any]:
+def fingerprint(config: Config, device: torch.device, data_sha256: str) -> Fingerprint:
     """Record what bits depend on: with reduce=exact, runs of one config with equal ones are equal. Call `pin` first.
 
     data_sha256: of the data's content.
@@ -103,7 +105,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
             own[name] = [*plugin.code(name, part)]
     return {
         **machine(device),
-        "triton": _version("triton") if config.train.compile else None,
+        "triton": version_of("triton") if config.train.compile else None,
         # On a GPU the host adds nothing up, so a machine with other cores is the same there.
         "threads": None if device.type == "cuda" else config.train.threads,
         "precision": config.precision,
@@ -114,7 +116,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
         "microbatch": [config.batch.micro_size, config.model.block_size],
         "data": data_sha256,
         # `data` is a hash of the text's bytes; these packages turn the bytes into tokens.
-        "tokenizers": {p: _version(p) for p in config.data.encoders()} or None,
+        "tokenizers": {p: version_of(p) for p in config.data.encoders()} or None,
         "init_from": None,  # sha256 of the files with the initial weights; train/origin.py sets it
         "code": code,
         "imports": imports,
@@ -122,7 +124,7 @@ def fingerprint(config: Config, device: torch.device, data_sha256: str) -> dict[
     }
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device) -> Fingerprint:
     """The kind of machine that bits belong to, with this package's and torch's versions."""
     cuda = device.type == "cuda"
     return {
@@ -136,14 +138,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def gpu(device: torch.device) -> dict[str, Any]:
+def gpu(device: torch.device) -> Fingerprint:
     return {
         "multiprocessors": torch.cuda.get_device_properties(device).multi_processor_count,
         "cudnn": torch.backends.cudnn.version(),
@@ -194,7 +189,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return content.hexdigest()[:16]
 
 
-def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
+def changes(old: Fingerprint, new: Fingerprint) -> tuple[list[str], list[str]]:
     """(differences between two fingerprints, keys that only the new one has)."""
     # Only keys that both have: what one of both did not record is unknown, and no change.
     both = old.keys() & new.keys()

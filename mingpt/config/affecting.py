@@ -5,21 +5,21 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from mingpt.config.keys import filled, named, parts_in, schemas
+from mingpt.config.keys import Raw, filled, named, parts_in, schemas
 from mingpt.config.schema import Config
 from mingpt.config.section import AffectsResult, Own, Section
 
 
-def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+def settings(raw: Raw) -> tuple[dict[str, Any], set[str]]:
     """Every key's value, the default for a key that the config lacks; and which ones matter."""
     values, affecting, of, raw = dict[str, Any](), set[str](), schemas(raw), filled(raw)
 
-    def add(key: str, field: FieldInfo, name: str, section: Mapping[str, Any]) -> None:
+    def add(key: str, field: FieldInfo, name: str, section: Raw) -> None:
         values[key] = section[name]
         if affects_result(field, section):
             affecting.add(key)
 
-    def add_section(name: str, schema: type[Section], section: Mapping[str, Any]) -> None:
+    def add_section(name: str, schema: type[Section], section: Raw) -> None:
         fields, parts = named(schema), parts_in(schema, section)
         for key, inner in fields.items():
             if key not in {holder for holder, *_ in parts}:
@@ -40,10 +40,10 @@ def settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
     return values, affecting
 
 
-def affects_result(field: FieldInfo, section: Mapping[str, Any]) -> bool:
+def affects_result(field: FieldInfo, section: Raw) -> bool:
     return all(mark.when(section) for mark in field.metadata if isinstance(mark, AffectsResult))
 
 
-def section_of(raw: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+def section_of(raw: Raw, section: str) -> Raw:
     found = raw.get(section)
     return found if isinstance(found, Mapping) else {}

@@ -15,7 +15,7 @@ from mingpt.config.kinds import Data, of_part
 from mingpt.config.schema import Config, steps_to_profile
 from mingpt.config.section import Own, Section
 from mingpt.files import hub
-from mingpt.files.storage import S3_ENDPOINTS, fetch_it, install
+from mingpt.files.storage import S3_ENDPOINTS, fetch_it, install, names_a_disk
 
 # Trackers that keep files: the variables that say where, one of which is needed if run.dir is a bucket.
 PLACES = {"mlflow": ("MLFLOW_TRACKING_URI",), "trackio": ("TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")}
@@ -32,10 +32,10 @@ class Check:
     """
 
     reads: tuple[str, ...]
-    problem: Callable[[Config, int], str | None]
+    problem: Callable[[Config], str | None]
 
 
-def _cooldown(c: Config, _: int) -> str | None:
+def _cooldown(c: Config) -> str | None:
     s = c.schedule
     if s.kind == "wsd" and s.cooldown_steps and s.cooldown_steps > s.decay_steps:
         return (
@@ -45,7 +45,7 @@ def _cooldown(c: Config, _: int) -> str | None:
     return None
 
 
-def _microbatches(c: Config, world_size: int) -> str | None:
+def _microbatches(world_size: int, c: Config) -> str | None:
     size, micro = c.global_size(world_size), c.batch.micro_size
     if c.batch.per_process_size is not None:
         if c.batch.per_process_size % micro:
@@ -72,7 +72,7 @@ def _microbatches(c: Config, world_size: int) -> str | None:
     return None
 
 
-def _doubling(c: Config, _: int) -> str | None:
+def _doubling(c: Config) -> str | None:
     steps, micro = c.batch.double_at, c.batch.micro_size
     if steps != sorted({0, *steps})[1:]:
         return f"batch.double_at={steps}: give steps above 0, each once, in their order"
@@ -86,13 +86,13 @@ def _doubling(c: Config, _: int) -> str | None:
     return None
 
 
-def _two_optimizers(c: Config, _: int) -> str | None:
+def _two_optimizers(c: Config) -> str | None:
     if c.optimizer.name == "muon" and c.optimizer.target:
         return f"optimizer.name=muon and optimizer._target_={c.optimizer.target} are two optimizers: leave one out"
     return None
 
 
-def _recompute(c: Config, _: int) -> str | None:
+def _recompute(c: Config) -> str | None:
     if c.train.recompute != "none" and isinstance(c.model, Own):
         return (
             f"train.recompute={c.train.recompute} knows only this package's models: set it to none, and call "
@@ -101,25 +101,25 @@ def _recompute(c: Config, _: int) -> str | None:
     return None
 
 
-def _loss_rows(c: Config, _: int) -> str | None:
+def _loss_rows(c: Config) -> str | None:
     if c.train.loss_rows and isinstance(c.model, Own):
         return f"train.loss_rows={c.train.loss_rows} knows only this package's models: set it to 0"
     return None
 
 
-def _backend(c: Config, _: int) -> str | None:
+def _backend(c: Config) -> str | None:
     if c.world.backend == "nccl" and c.world.device == "cpu":
         return "world.backend=nccl needs GPUs, but world.device=cpu: use world.backend=gloo"
     return None
 
 
-def _tf32(c: Config, _: int) -> str | None:
+def _tf32(c: Config) -> str | None:
     if c.precision == "tf32" and c.world.device == "cpu":
         return "precision=tf32 is what GPUs have, but world.device=cpu: use precision=fp32"
     return None
 
 
-def _fa3(c: Config, _: int) -> str | None:
+def _fa3(c: Config) -> str | None:
     if c.train.attention != "fa3":
         return None
     if c.world.device == "cpu":
@@ -131,11 +131,10 @@ def _fa3(c: Config, _: int) -> str | None:
     return None
 
 
-def _tracker(name: str, trains: bool, c: Config, _: int) -> str | None:
+def _tracker(name: str, trains: bool, c: Config) -> str | None:
     if trains and not installed(name):
         return f"track={name}: its package is not installed: {install(name)}"
-    bucket = "://" in c.run.dir and not c.run.dir.startswith(("file://", "local://"))
-    if bucket and name in PLACES and not any(map(os.environ.get, PLACES[name])):
+    if name in PLACES and not names_a_disk(c.run.dir) and not any(map(os.environ.get, PLACES[name])):
         return f"track={name} can't write to a run.dir in a bucket: set {' or '.join(PLACES[name])} in the environment"
     if trains and name == "wandb" and os.environ.get("RANK", "0") == "0" and not _wandb_key():
         return "track=wandb: W&B has no key here: set WANDB_API_KEY, or WANDB_MODE=offline, in the environment"
@@ -167,10 +166,10 @@ def _store(key: str, url: str) -> Check:
     endpoint = S3_ENDPOINTS.get(scheme)
     bucket = rest.partition("/")[2] if scheme == "cos" else rest  # cos://REGION/BUCKET
     problem = f"{key}={url}: write s3://{bucket}, and set AWS_ENDPOINT_URL={endpoint} in the environment"
-    return Check((key,), lambda *_: problem if endpoint else None)
+    return Check((key,), lambda _: problem if endpoint else None)
 
 
-def _webhook(c: Config, _: int) -> str | None:
+def _webhook(c: Config) -> str | None:
     try:
         url = urlsplit(c.health.notify or "https://none")
         good = url.scheme in ("http", "https") and url.hostname and (url.port or 1) and url.geturl().isprintable()
@@ -181,7 +180,7 @@ def _webhook(c: Config, _: int) -> str | None:
     return "health.notify=***: this is not the address of a webhook: give one that begins with https:// or http://"
 
 
-def _profile(c: Config, _: int) -> str | None:
+def _profile(c: Config) -> str | None:
     try:
         if c.profile.steps is not None:
             steps_to_profile(c.profile.steps)
@@ -193,7 +192,7 @@ def _profile(c: Config, _: int) -> str | None:
 def _own(section: str, settings: Section) -> Check:
     """The code of the user's own that a section names: it can be imported, and takes the arguments that are there."""
 
-    def problem(c: Config, _: int) -> str | None:
+    def problem(c: Config) -> str | None:
         # Such code imports torch. recipes/setup.sh judges the config before torch is there, and once more after.
         if not isinstance(settings, Own) or not installed("torch"):
             return None
@@ -205,7 +204,7 @@ def _own(section: str, settings: Section) -> Check:
 def _part(key: str, part: Data) -> Check:
     """What a part of the data, such as data.mix.web, forbids."""
 
-    def problem(c: Config, _: int) -> str | None:
+    def problem(c: Config) -> str | None:
         text = part.problem()
         return text and of_part(key, part, text)
 
@@ -223,10 +222,10 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
         _own("optimizer", config.optimizer),
         _own("schedule", config.schedule),
         *(_own("observers", observer) for observer in config.observers),
-        Check(config.data.reads, lambda c, _: c.data.problem()),
+        Check(config.data.reads, lambda c: c.data.problem()),
         *(_part(key, part) for key, part in config.data.parts().items()),
-        Check(config.model.reads, lambda c, _: c.model.problem()),
-        Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), _microbatches),
+        Check(config.model.reads, lambda c: c.model.problem()),
+        Check(("batch.global_size", "batch.micro_size", "batch.per_process_size"), partial(_microbatches, world_size)),
         Check(("batch.double_at", "batch.micro_size", "batch.per_process_size"), _doubling),
         Check(("schedule.cooldown_steps", "schedule.decay_steps"), _cooldown),
         Check(("optimizer.name", "optimizer._target_"), _two_optimizers),
@@ -241,7 +240,7 @@ def impossible(config: Config, world_size: int, wrong: set[str], trains: bool = 
         *(Check(("track", "run.dir"), partial(_tracker, name, trains)) for name in config.track or ()),
     )
     for check in checks:
-        if not wrong.intersection(check.reads) and (problem := check.problem(config, world_size)):
+        if not wrong.intersection(check.reads) and (problem := check.problem(config)):
             yield problem
 
 

@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 
+from mingpt.cli.console import Say
 from mingpt.cli.redact import BLANK, without_secrets
 from mingpt.config.keys import held_at
 from mingpt.config.schema import Config
@@ -51,7 +52,7 @@ def as_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(public_config(config)))
 
 
-def write_config(config: Config, log: Callable[[str], None]) -> None:
+def write_config(config: Config, log: Say) -> None:
     """Called by one process, once the attempt may go on in this run.dir. A failure is logged and ends nothing."""
     try:
         Folder(config.run.dir).write(NAME, as_yaml(config).encode())

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
+from importlib import metadata
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
@@ -24,6 +25,14 @@ def installed(package: str) -> bool:
     """Whether it can be imported. A folder of that name is no package: W&B and MLflow make such ones where they run."""
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
+
+
+def version_of(distribution: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def search_here_too() -> None:

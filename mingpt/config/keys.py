@@ -12,6 +12,8 @@ from mingpt.config.models import GPTModel, ModernModel, OwnModel
 from mingpt.config.schema import OWN, Config
 from mingpt.config.section import Parts, Section
 
+Raw = Mapping[str, Any]  # a config, or a section of one, that may be a stranger's
+
 AnySection = TypeVar("AnySection", bound=Section)
 
 
@@ -47,11 +49,9 @@ def parts_of(field: FieldInfo | None) -> dict[str, type[Section]]:
     return {}
 
 
-def parts_in(
-    schema: type[Section], values: Mapping[str, Any]
-) -> list[tuple[str, str, type[Section], Mapping[str, Any]]]:
+def parts_in(schema: type[Section], values: Raw) -> list[tuple[str, str, type[Section], Raw]]:
     """(field, name, schema, plain values) of each section that a section's plain values hold."""
-    sections = list[tuple[str, str, type[Section], Mapping[str, Any]]]()
+    sections = list[tuple[str, str, type[Section], Raw]]()
     for key, field in named(schema).items():
         kinds = parts_of(field)
         parts = values.get(key)
@@ -155,7 +155,7 @@ def kinds_having(section: str, name: str) -> list[str]:
     return [kind for kind, schema in kinds_at(section).items() if name in named(schema)]
 
 
-def default(field: FieldInfo, raw: Mapping[str, Any]) -> Any:
+def default(field: FieldInfo, raw: Raw) -> Any:
     """A field's default, which may follow other keys of a plain config."""
     value = field.get_default()
     if not isinstance(value, str):
@@ -165,7 +165,7 @@ def default(field: FieldInfo, raw: Mapping[str, Any]) -> Any:
     return FOLLOWED.sub(lambda found: str(value_of(found[1], raw)), value)
 
 
-def value_of(key: str, raw: Mapping[str, Any]) -> Any:
+def value_of(key: str, raw: Raw) -> Any:
     """What a plain config holds for a key, or else its default."""
     section, _, name = key.rpartition(".")
     holder = raw.get(section) if section else raw
@@ -175,7 +175,7 @@ def value_of(key: str, raw: Mapping[str, Any]) -> Any:
     return default(field, raw) if field else None
 
 
-def filled(raw: Mapping[str, Any]) -> dict[str, Any]:
+def filled(raw: Raw) -> dict[str, Any]:
     """A plain config with the default of each key that is missing. Nothing that is written in it is resolved."""
     out = {name: value_of(name, raw) for name in OUTSIDE}
     for section, schema in schemas(raw).items():
@@ -184,13 +184,13 @@ def filled(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, **out}
 
 
-def declared(section: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+def declared(section: str, raw: Raw) -> dict[str, Any]:
     """What a section of a plain config holds, or its defaults, without the arguments of code of the user's own."""
     values = filled(raw)[section]
     return {key: values[key] for key in named(SECTIONS[section])}
 
 
-def complete(schema: type[Section], values: Mapping[str, Any], of: Callable[[FieldInfo], Any]) -> dict[str, Any]:
+def complete(schema: type[Section], values: Raw, of: Callable[[FieldInfo], Any]) -> dict[str, Any]:
     """A section's plain values with the default of each key that is missing, also in its parts. of: gives a default."""
     out = {**values}
     for key, field in named(schema).items():
@@ -205,7 +205,7 @@ def description(kind: type[Kind]) -> str:
     return kind.model_fields["kind"].description or ""
 
 
-def leaves(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(section: Raw, above: str = "") -> Iterator[tuple[str, Any]]:
     """The values of a plain config, and of the sections in it, by key."""
     for name, value in section.items():
         if isinstance(value, dict) and value:

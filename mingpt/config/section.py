@@ -7,7 +7,7 @@ those that are marked NO_RESULT or AffectsResult; affecting.py asks. A default m
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -33,6 +33,16 @@ class Parts:
     """On a field that holds sections by name: their schemas. A section's `kind` chooses one, the first by default."""
 
     schemas: tuple[type["Section"], ...]
+
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Strict(BaseModel):
+    """What a manifest has, of a data set or a snapshot."""
+
+    # A key that this version does not know would be lost without a word where a fork writes a manifest again.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Section(BaseModel):

@@ -11,14 +11,14 @@ from pydantic_core import ErrorDetails
 
 from mingpt.cli.console import printable
 from mingpt.config.checks import impossible, missing_places
-from mingpt.config.keys import KINDS, SECTIONS, choices, filled, held_at, keys, kind_of, parts_in, schemas
+from mingpt.config.keys import KINDS, SECTIONS, Raw, choices, filled, held_at, keys, kind_of, parts_in, schemas
 from mingpt.config.names import unknown
 from mingpt.config.schema import Config
 from mingpt.config.section import Section
 from mingpt.errors import UserError
 
 
-def _words(error: ErrorDetails, key: str, raw: Mapping[str, Any], typed: Container[str] | None) -> str:
+def _words(error: ErrorDetails, key: str, raw: Raw, typed: Container[str] | None) -> str:
     """One line for one of pydantic's findings: the key, what it holds, what it takes."""
     value, kind = error["input"], error["type"]
     if kind == "extra_forbidden":
@@ -51,7 +51,7 @@ def _typed(raw: dict[str, Any]) -> tuple[Config | None, dict[str, ErrorDetails]]
     mistakes: dict[str, ErrorDetails] = {}
     sections: dict[str, Section] = {}
 
-    def made(name: str, schema: type[Section], values: Mapping[str, Any]) -> Section | None:
+    def made(name: str, schema: type[Section], values: Raw) -> Section | None:
         inner = {key: dict(values[key]) for key, *_ in parts_in(schema, values)}
         for key, part, kind, held in parts_in(schema, values):
             if (section := made(f"{name}.{key}.{part}", kind, held)) is not None:

@@ -10,23 +10,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from mingpt.cli.console import printable
+from mingpt.config.section import Sha256, Strict
 from mingpt.errors import UserError
 
 MANIFEST = "manifest.json"
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 AGAIN = "copy it again, or make the data set again"
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Shard(Strict):

@@ -32,10 +32,7 @@ class Rows(Samples):
 
 
 def source_of(
-    train: Sequence[Tensor],
-    validation: Sequence[Tensor],
-    micro_size: int,
-    vocabulary: Vocabulary = NOTHING,
+    train: Sequence[Tensor], validation: Sequence[Tensor], micro_size: int, vocabulary: Vocabulary = NOTHING
 ) -> Source:
     """A Source of tensors in memory, in the order of the arguments of the module's forward.
 

@@ -17,17 +17,7 @@ from numpy.typing import NDArray
 from mingpt.config.datasets import ShardsData
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.cache import ArrayFile, cached
-from mingpt.data.dataset import (
-    AGAIN,
-    MANIFEST,
-    SPLITS,
-    DataSet,
-    Scan,
-    Shard,
-    from_bytes,
-    scan,
-    tokens_in,
-)
+from mingpt.data.dataset import AGAIN, MANIFEST, SPLITS, DataSet, Scan, Shard, from_bytes, scan, tokens_in
 from mingpt.data.shardcache import ShardCache
 from mingpt.data.source import Source, Vocabulary
 from mingpt.data.vocabulary import Numbers, vocabulary_of

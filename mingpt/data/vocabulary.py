@@ -9,6 +9,8 @@ from mingpt.data.bpe import GPT2Tokens, HuggingFaceTokens
 from mingpt.data.source import Vocabulary
 from mingpt.errors import UserError
 
+Json = dict[str, Any]  # plain, as a manifest has it
+
 
 @dataclass(frozen=True)
 class Characters:
@@ -35,7 +37,7 @@ class Characters:
     def byte_lengths(self) -> list[int]:
         return [len(c.encode(errors="surrogatepass")) for c in self.characters]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {"kind": "char", "characters": self.characters}
 
 
@@ -57,7 +59,7 @@ class Bytes:
     def byte_lengths(self) -> list[int]:
         return [1] * 256
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {"kind": "byte", "characters": ""}
 
 
@@ -67,7 +69,7 @@ class NoTokens:
 
     size = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {"kind": "none"}
 
 
@@ -86,28 +88,28 @@ class Numbers:
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {"kind": "numbers", "size": self.size}
 
 
-def _text(json: dict[str, Any], key: str) -> str:
+def _text(json: Json, key: str) -> str:
     if not isinstance(value := json[key], str):
         raise TypeError(f"{key} is no text")
     return value
 
 
-def _number(json: dict[str, Any], key: str) -> int:
+def _number(json: Json, key: str) -> int:
     if not isinstance(value := json[key], int) or value < 1:
         raise TypeError(f"{key} is no number of tokens")
     return value
 
 
-def _chats(json: dict[str, Any]) -> dict[str, str]:
+def _chats(json: Json) -> dict[str, str]:
     return {key: _text(json, key) for key in ("template", "end") if key in json}
 
 
 # Each kind's constructor. A manifest may be a stranger's, so a constructor opens and imports nothing that it names.
-KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
+KINDS: dict[str, Callable[[Json], Vocabulary]] = {
     "char": lambda json: Characters(_text(json, "characters")),
     "byte": lambda json: Bytes(),
     "none": lambda json: NoTokens(),
@@ -117,7 +119,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Vocabulary]] = {
 }
 
 
-def vocabulary_of(json: dict[str, Any]) -> Vocabulary:
+def vocabulary_of(json: Json) -> Vocabulary:
     """The vocabulary whose `to_json()` this is. Raises UserError if it is damaged or of an unknown kind."""
     kind = json.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:

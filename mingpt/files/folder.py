@@ -143,7 +143,7 @@ class Folder:
             return any(isinstance(content, bytes) for content in raw)
         return False
 
-    def read_all(self, files: Iterable[File], most: int = LARGEST) -> dict[str, bytes]:
+    def read_all(self, files: Iterable[File]) -> dict[str, bytes]:
         """Files by name, without those that are gone, and those that alone can't be read, which are named in a line.
 
         Object stores answer for many at a time.
@@ -151,13 +151,13 @@ class Folder:
         files, read = [*files], dict[str, bytes]()
         if not self.local and all(file.size for file in files):
             with self.named_errors():
-                ends = [min(file.size or 0, most + 1) for file in files]
+                ends = [min(file.size or 0, LARGEST + 1) for file in files]
                 raw = self.fs.cat_ranges([self.path(f.name) for f in files], [0] * len(files), ends, on_error="return")
             read = {f.name: c for f, c in zip(files, raw, strict=True) if isinstance(c, bytes)}
         for name in [file.name for file in files if file.name not in read]:
-            if (content := self.read_or_skip(name, most)) is not None:
+            if (content := self.read_or_skip(name)) is not None:
                 read[name] = content
-        return {name: self._bounded(name, content, most) for name, content in read.items()}
+        return {name: self._bounded(name, content, LARGEST) for name, content in read.items()}
 
     def _cat(self, name: str, size: int | None, most: int) -> bytes:
         # S3 refuses a range of an empty object, and some servers one that ends after the object.

@@ -174,9 +174,9 @@ def is_broken(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in BROKEN
 
 
-def write_whole(path: Path, pieces: Iterable[Buffer], create: bool = False, sync: bool = True) -> None:
+def write_whole(path: Path, pieces: Iterable[Buffer], sync: bool = True) -> None:
     """Write as `write_below` does, at a path that may lead through links."""
-    write_below(str(path.parent), path.name, pieces, create, sync)
+    write_below(str(path.parent), path.name, pieces, sync=sync)
 
 
 def write_below(root: str, name: str, pieces: Iterable[Buffer], create: bool = False, sync: bool = True) -> None:

@@ -237,7 +237,7 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
     if _package(error) in CLIENTS:
         return _of_client(shown, error)
     if is_denied(error):
-        return UserError(_denied(shown, words))
+        return _denied(shown, words)
     if isinstance(error, OSError):
         if error.errno in FULL:
             return UserError(f"{shown}: the disk is full: free some space or choose another place")
@@ -245,7 +245,7 @@ def _meant(shown: str, url: str, error: Exception) -> Exception | None:
             return UserError(f"{shown}: {words or error.strerror}: choose another place")
         return _unavailable(shown, error)
     if isinstance(error, NotImplementedError):
-        return UserError(_read_only(shown))
+        return _read_only(shown)
     if str(error).startswith("Bad Request: "):  # gcsfs has a ValueError for what Google calls invalid
         return UserError(f"{shown}: {_one_line(error)}: check the spelling, or choose another place")
     return None
@@ -330,11 +330,11 @@ def _of_client(shown: str, error: Exception) -> UserError | TransientError:
     if name == "OfflineModeIsEnabled":
         return UserError(f"{shown}: not in the cache, and HF_HUB_OFFLINE is set: unset it once, or `hf download` it")
     if is_denied(error) or NO_CREDENTIALS.search(name):
-        return UserError(_denied(shown, own_words(error)))
+        return _denied(shown, own_words(error))
     if name == "ResourceNotFoundError":  # Azure's, for a container
         return UserError(_missing(shown, own_words(error)))
     if _status(error) in (405, 501):  # a web server that does not support PUT
-        return UserError(_read_only(shown))
+        return _read_only(shown)
     if re.match(r"InvalidU(rl|RL)|HFValidation", name):
         return UserError(f"{shown}: this is not a valid address: check the spelling")
     return _unavailable(shown, error)
@@ -356,14 +356,14 @@ def _missing(shown: str, words: str) -> str:
     return f"{shown}: there is no such file or bucket{words and f' ({words})'}: check the spelling"
 
 
-def _read_only(shown: str) -> str:
-    return f"{shown}: this place can only be read: choose another"
+def _read_only(shown: str) -> UserError:
+    return UserError(f"{shown}: this place can only be read: choose another")
 
 
-def _denied(shown: str, words: str) -> str:
+def _denied(shown: str, words: str) -> UserError:
     which = "HF_TOKEN" if hub.SCHEME in shown else "the credentials"
     credentials = f", or {which} in the environment" if "://" in shown else ""
-    return f"{shown}: permission denied{words and f' ({words})'}: check it{credentials}"
+    return UserError(f"{shown}: permission denied{words and f' ({words})'}: check it{credentials}")
 
 
 def _unavailable(shown: str, error: Exception) -> TransientError:

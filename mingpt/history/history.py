@@ -23,6 +23,8 @@ from mingpt.snapshot.lineage import is_on, rewound
 from mingpt.snapshot.reader import read_manifest, run_dir_of
 from mingpt.snapshot.store import SNAPSHOTS, Store
 
+Row = dict[str, Any]  # what a file tells of a step or an attempt, by name
+
 NOTHING = "no run is there"
 
 
@@ -38,15 +40,15 @@ class Stretch:
     first: int
     last: int
     config: Mapping[str, Any]
-    history: list[dict[str, Any]]
+    history: list[Row]
     dropped: tuple[Range, ...] = ()
 
     @property
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Row:
         return self.history[-1] if self.history else {}
 
     @property
-    def numerics(self) -> dict[str, Any]:
+    def numerics(self) -> Row:
         return numerics_of(self.entry)
 
     @property
@@ -122,15 +124,15 @@ class History:
         return [m for step in folders for _, m in rewound(self.store, step, self.damaged.append, overtaken)]
 
     @cached_property
-    def entries(self) -> dict[int, dict[str, Any]]:
+    def entries(self) -> dict[int, Row]:
         """What the newest snapshot's history says of each attempt, and of those of the runs that it was forked from."""
         told = self.newest.history if self.newest else []
         return {entry["attempt"]: entry for entry in told if type(entry.get("attempt")) is int}
 
     @cached_property
-    def rows(self) -> dict[int, list[dict[str, Any]]]:
+    def rows(self) -> dict[int, list[Row]]:
         """What each attempt has logged of steps."""
-        found = dict[int, list[dict[str, Any]]]()
+        found = dict[int, list[Row]]()
         for number, name in segments(self.folder).items():
             for row in rows_of(self.folder, name):
                 if type(step := row.get("step")) is int and 0 < step < NO_END:
@@ -223,9 +225,9 @@ class History:
         }
 
     @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[Row]:
         """What was logged of the steps that the run kept, by step."""
-        merged = dict[int, dict[str, Any]]()
+        merged = dict[int, Row]()
         for number, (start, end) in self.line.items():
             for row in self.rows.get(number, ()):  # a step may have two: its training and its evaluation
                 if start < (step := row["step"]) <= end:
@@ -241,7 +243,7 @@ class History:
         losses = (row["val_loss"] for row in self.validations(step))
         return min((loss for loss in losses if isinstance(loss, float)), default=None)
 
-    def validations(self, step: int = NO_END) -> list[dict[str, Any]]:
+    def validations(self, step: int = NO_END) -> list[Row]:
         """The metrics of evaluations up to `step`, without those on other parts of the split than the last of them."""
         found = [row for row in self.metrics if row["step"] <= step and "val_loss" in row]
         return [row for row in found if _validated_on(row) == _validated_on(found[-1])]
@@ -306,7 +308,7 @@ class History:
         config, history = self._known_of(number, first)
         return Stretch(number, first, last, config, history, merged(dropped))
 
-    def _known_of(self, attempt: int, first: int) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+    def _known_of(self, attempt: int, first: int) -> tuple[Mapping[str, Any], list[Row]]:
         """An attempt's config and history: from a snapshot of its own or of a later one, or from config.yaml."""
         for step in sorted(self.steps, key=lambda s: (s < first, abs(s - first))):
             manifest = self.manifest(step)
@@ -325,7 +327,7 @@ class History:
         return config, []
 
 
-def numerics_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+def numerics_of(entry: Mapping[str, Any]) -> Row:
     """The fingerprint of an attempt, from its entry in a snapshot's history; empty if there is none."""
     found = entry.get("numerics")
     return found if isinstance(found, dict) else {}
@@ -345,7 +347,7 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
     return History(run_dir).metrics
 
 
-def _without(config: Mapping[str, Any], later: list[dict[str, Any]]) -> Mapping[str, Any]:
+def _without(config: Mapping[str, Any], later: list[Row]) -> Mapping[str, Any]:
     """The config as it was before the changes of later attempts."""
     out: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
     for entry in reversed(later):

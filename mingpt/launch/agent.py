@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
+from mingpt.cli.console import Say
 from mingpt.config.schema import Config
 from mingpt.errors import STOPPED, USER_ERROR
 from mingpt.launch.ending import Ending, verdict
@@ -49,7 +50,7 @@ class Agent(LocalElasticAgent):
         limit: int,
         shutdown_seconds: int,
         newest: Callable[[], Newest],
-        say: Callable[[str], None],
+        say: Say,
         watchdog: RendezvousWatchdog,
         lifetime: Lifetime,
     ) -> None:
@@ -180,12 +181,7 @@ class Forked(SubprocessHandler):
 
 
 def run(
-    arguments: list[str],
-    config: Config,
-    port: int,
-    say: Callable[[str], None],
-    lifetime: Lifetime,
-    standby: Standby | None = None,
+    arguments: list[str], config: Config, port: int, say: Say, lifetime: Lifetime, standby: Standby | None = None
 ) -> tuple[int, str]:
     """Do with torchrun's arguments what torchrun does, by our agent; returns the exit code and the reason.
 

@@ -33,7 +33,6 @@ def launch(options: Namespace, lifetime: Lifetime) -> int:
     os.environ[MOMENT] = str(time.time())
     node = Torchrun.compose(options, os.environ)
     config = compose.configure(node.overrides, node.fewest_processes)
-    assert config is not None  # only `mingpt train` takes what only prints
     if node.most > 1:  # ${now:…} would have another value on each node
         compose.refuse_the_time(node.overrides)
     command = node.command(config)

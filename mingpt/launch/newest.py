@@ -50,9 +50,7 @@ def newest(config: Config) -> Newest:
 
 def configured(arguments: list[str]) -> Config:
     """The config of `mingpt launch` with these arguments."""
-    config = compose.configure(tuple(given(parse("launch", arguments))))
-    assert config is not None  # the parser has answered --help
-    return config
+    return compose.configure(given(parse("launch", arguments)))
 
 
 def main(arguments: list[str]) -> int:

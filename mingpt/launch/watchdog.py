@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mingpt.cli.console import Say
 from mingpt.errors import CRASHED, exit_now
 from mingpt.launch.ending import no_contact
 from mingpt.world import network
@@ -18,7 +19,7 @@ class RendezvousWatchdog:
     port: int  # of the rendezvous' host
     answer_seconds: float  # limit for the first answer
     silent_seconds: float  # limit for each later one, which the kernel enforces
-    say: Callable[[str], None]  # prints a line
+    say: Say  # prints a line
     timers: list[threading.Timer] = field(default_factory=list)  # that may run
 
     def start(self) -> Callable[[], None]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Generic, TypeVar
 
+from mingpt.cli.console import Say
+
 MOST_WAITING = 1000  # items; beyond, new ones are dropped
 Item = TypeVar("Item")
 
@@ -17,10 +19,7 @@ class Background(Generic[Item]):
     """
 
     def __init__(
-        self,
-        what: str,
-        opened: Callable[[], AbstractContextManager[Callable[[Item], None]]],
-        say: Callable[[str], None],
+        self, what: str, opened: Callable[[], AbstractContextManager[Callable[[Item], None]]], say: Say
     ) -> None:
         self.what, self._opened, self._say = what, opened, say
         self._items: queue.Queue[Item | None] = queue.Queue(MOST_WAITING)

@@ -1,9 +1,10 @@
 """Prints a line for each event."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from textwrap import indent
 
+from mingpt.cli.console import Say
 from mingpt.observe.events import (
     AttemptEnded,
     BitsDiffer,
@@ -26,7 +27,7 @@ FIRST_PROGRESS = 10.0  # seconds of an evaluation until its first line; the next
 class ConsoleLines:
     """live: a live display shows each step and each snapshot; the lines that stay are those of few events."""
 
-    def __init__(self, last_step: int, say: Callable[[str], None], live: bool = False) -> None:
+    def __init__(self, last_step: int, say: Say, live: bool = False) -> None:
         self.last_step, self.say, self.live = last_step, say, live
         self.patience = FIRST_PROGRESS
 

@@ -5,10 +5,11 @@ An observer makes no decision for the run. What all processes must do alike is p
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from mingpt.cli.console import Say
 from mingpt.cli.redact import redacted
 
 END_SECONDS = 20.0  # for all observers, at the end of an attempt
@@ -214,7 +215,7 @@ class Observer(Protocol):
 class Observers:
     """Passes each event to every observer. One that raises is reported once and switched off; it never ends a run."""
 
-    def __init__(self, observers: Sequence[Observer], say: Callable[[str], None]) -> None:
+    def __init__(self, observers: Sequence[Observer], say: Say) -> None:
         self._observers, self._say = list(observers), say
 
     def publish(self, event: Event) -> None:

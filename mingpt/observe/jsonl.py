@@ -5,10 +5,10 @@ two attempts may overlap. history/history.py combines the files along the run's 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from mingpt.cli.console import finite
+from mingpt.cli.console import Say, finite
 from mingpt.files.folder import Folder
 from mingpt.observe.events import (
     AttemptEnded,
@@ -39,7 +39,7 @@ def rows_of(run_dir: str, name: str) -> list[dict[str, Any]]:
 class MetricsLog:
     """Writes one attempt's file: a line for each event that people plot."""
 
-    def __init__(self, run_dir: str, attempt: int, say: Callable[[str], None]) -> None:
+    def __init__(self, run_dir: str, attempt: int, say: Say) -> None:
         self.attempt = attempt
         self.file, self.ended = RunFile(run_dir, f"metrics/attempt-{attempt:05d}.jsonl", say), False
 

@@ -15,15 +15,9 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from mingpt.cli.console import counted
+from mingpt.cli.console import Say, counted
 from mingpt.files.folder import Folder
-from mingpt.observe.events import (
-    AttemptEnded,
-    AttemptFailed,
-    AttemptStarted,
-    Event,
-    StepDone,
-)
+from mingpt.observe.events import AttemptEnded, AttemptFailed, AttemptStarted, Event, StepDone
 from mingpt.observe.runfile import RunFile
 from mingpt.snapshot.attempts import NO_END, REWIND, Count, Record, line_of, records
 from mingpt.world.clock import PAUSED, Clock
@@ -82,12 +76,7 @@ class Accountant:
     """Keeps this attempt's account: noted at its start, every NOTE_SECONDS, and at its end."""
 
     def __init__(
-        self,
-        run_dir: str,
-        clock: Clock,
-        price: float | None,
-        say: Callable[[str], None],
-        now: Callable[[], float] = time.time,
+        self, run_dir: str, clock: Clock, price: float | None, say: Say, now: Callable[[], float] = time.time
     ) -> None:
         self.run_dir, self.clock, self.price, self.say, self.now = run_dir, clock, price, say, now
         self.account: Account | None = None
@@ -222,10 +211,10 @@ def added_up(found: list[Account], claims: Mapping[int, Record]) -> Ledger:
             again = spent * lost if phase in STEPS else 0.0
             seconds[phase] += spent - again  # type: ignore[assignment]
             seconds[TWICE] += again  # type: ignore[assignment]
-    ends = accumulate((a.until for a in found), max)
+    ends = [*accumulate((a.until for a in found), max)]
     for end, after in zip(ends, found[1:], strict=False):
         seconds[BETWEEN] += max(0.0, after.started - end)  # type: ignore[assignment]
-    wall = max((a.until for a in found), default=0.0) - min((a.started for a in found), default=0.0)
+    wall = max(ends, default=0.0) - min((a.started for a in found), default=0.0)
     return Ledger(found, dict(seconds), wall)
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from mingpt.cli.console import complain
+from mingpt.cli.console import Say, complain
 from mingpt.cli.redact import redacted
 from mingpt.errors import USER_ERROR, Hang, RolledBack
 from mingpt.observe.background import Background
@@ -50,7 +50,7 @@ def _webhook(url: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 class Alarms:
     """Posts in a thread; a silent server delays nothing but the end of an attempt, by LIMIT_SECONDS at most."""
 
-    def __init__(self, url: str, run: str, attempt: int | None, say: Callable[[str], None] = complain) -> None:
+    def __init__(self, url: str, run: str, attempt: int | None, say: Say = complain) -> None:
         self.run, self.attempt = run, attempt
         self._background = Background[Mapping[str, Any]]("health.notify", partial(_webhook, url), say)
 

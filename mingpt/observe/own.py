@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mingpt.cli.console import Say
 from mingpt.config import plugin
 from mingpt.config.section import Own
 from mingpt.observe.background import Background
@@ -16,7 +17,7 @@ class OwnObserver:
     It gets the next event also if it has failed at one. supplied: see plugin.SUPPLIED.
     """
 
-    def __init__(self, settings: Own, say: Callable[[str], None], **supplied: Any) -> None:
+    def __init__(self, settings: Own, say: Say, **supplied: Any) -> None:
         self.settings, self.supplied = settings, supplied
         self._background = Background[Event](f"observers: {settings.target}", self._opened, say)
 

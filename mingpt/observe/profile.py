@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from mingpt.cli.console import Say
 from mingpt.config.schema import steps_to_profile
 from mingpt.files.folder import Folder
 from mingpt.observe.background import Background
@@ -21,7 +22,7 @@ class Profile:
     On CUDA a step's event comes when the next step is under way: `late` is 1 there, else 0.
     """
 
-    def __init__(self, steps: str, run_dir: str, attempt: int, cuda: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, steps: str, run_dir: str, attempt: int, cuda: bool, say: Say) -> None:
         self.steps, self.late, self.cuda, self.say = steps_to_profile(steps), int(cuda), cuda, say
         self.run_dir, self.attempt, self.asked, self.start = run_dir, attempt, steps, 0
         self._profile: profile | None = None

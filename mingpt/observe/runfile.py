@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 
+from mingpt.cli.console import Say
 from mingpt.files.folder import Folder
 
 UPLOAD_SECONDS = 15  # between two uploads of new content to a bucket
@@ -21,9 +21,7 @@ class RunFile:
     what: the name of the content in these lines.
     """
 
-    def __init__(
-        self, run_dir: str, name: str, say: Callable[[str], None], what: str = "metrics", replaced: bool = False
-    ) -> None:
+    def __init__(self, run_dir: str, name: str, say: Say, what: str = "metrics", replaced: bool = False) -> None:
         self.say, self.what, self.replaced = say, what, replaced
         self.folder, self.name = Folder(run_dir), name
         self.local = self.folder.local

@@ -6,6 +6,7 @@ from statistics import median_low
 
 import torch
 
+from mingpt.cli.console import Say
 from mingpt.observe.events import Event, StepDone
 
 WINDOW_SECONDS = 180.0  # over which times are added up and compared
@@ -60,7 +61,7 @@ class Stragglers:
         hosts: Sequence[str],
         shares: Sequence[int],
         ratio: float,
-        say: Callable[[str], None],
+        say: Say,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.hosts, self.shares, self.ratio, self.say, self.now = hosts, shares, ratio, say, now

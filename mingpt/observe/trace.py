@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mingpt.cli.console import Say
 from mingpt.config.affecting import settings
 from mingpt.config.schema import Config
 from mingpt.files.folder import Folder
@@ -37,7 +38,7 @@ Records = NDArray[np.void]  # of dtype RECORD
 class Trace:
     """Writes one attempt's trace."""
 
-    def __init__(self, run_dir: str, attempt: int, say: Callable[[str], None]) -> None:
+    def __init__(self, run_dir: str, attempt: int, say: Say) -> None:
         self.run_dir, self.attempt, self.say = run_dir, attempt, say
         self.file: RunFile | None = None
         self.records = 0  # in this file
@@ -70,12 +71,9 @@ def read_trace(run_dir: str) -> dict[int, Records]:
     contents = folder.read_all(files)
     for match, name, _ in files:
         if name in contents:
-            chunks.setdefault(int(match[1]), {})[int(match[2])] = _records(contents[name])
+            whole = len(contents[name]) // RECORD.itemsize * RECORD.itemsize
+            chunks.setdefault(int(match[1]), {})[int(match[2])] = np.frombuffer(contents[name][:whole], RECORD)
     return {attempt: np.concatenate([parts[n] for n in sorted(parts)]) for attempt, parts in sorted(chunks.items())}
-
-
-def _records(raw: bytes) -> Records:
-    return np.frombuffer(raw[: len(raw) // RECORD.itemsize * RECORD.itemsize], RECORD)
 
 
 def in_order(found: Records, claim: Record, ended: int = 0) -> tuple[Records, str]:
@@ -133,7 +131,7 @@ class SameBits:
         record: RunRecord,
         note: Callable[[Mapping[str, Any]], None],
         publish: Callable[[BitsDiffer], None],
-        say: Callable[[str], None],
+        say: Say,
     ) -> None:
         self.config, self.record, self.note, self.publish, self.say = config, record, note, publish, say
         self._before: dict[int, tuple[int, float, float]] = {}  # by step: the attempt, its loss and norm

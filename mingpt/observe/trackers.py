@@ -17,21 +17,14 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from mingpt.cli.console import Say
 from mingpt.config.imports import installed
 from mingpt.config.keys import leaves
 from mingpt.config.schema import Config
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import check_folder, check_tree
 from mingpt.observe.background import Background
-from mingpt.observe.events import (
-    AttemptEnded,
-    AttemptFailed,
-    Evaluated,
-    Event,
-    Sampled,
-    StepDone,
-    StepSkipped,
-)
+from mingpt.observe.events import AttemptEnded, AttemptFailed, Evaluated, Event, Sampled, StepDone, StepSkipped
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
 from mingpt.snapshot.attempts import RunRecord
@@ -76,7 +69,7 @@ class About:
     attempt: int
     start: int
     config: dict[str, Any]
-    say: Callable[[str], None]
+    say: Say
     end: str = FAILED
 
     def folder(self, name: str, links: bool = False) -> str:
@@ -229,7 +222,7 @@ def trackio(about: About) -> Iterator[Write]:
 TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
 
 
-def open_trackers(config: Config, record: RunRecord, say: Callable[[str], None]) -> "list[Trackers]":
+def open_trackers(config: Config, record: RunRecord, say: Say) -> "list[Trackers]":
     """The observer that hands the curves to config.track's trackers; none if there are none, or no id of the run."""
     names = list[str](config.track if config.track is not None else filter(installed, ["tensorboard"]))
     if not names or record.claim is None:
@@ -245,7 +238,7 @@ def open_trackers(config: Config, record: RunRecord, say: Callable[[str], None])
 
 
 class Trackers:
-    def __init__(self, names: list[str], about: About, say: Callable[[str], None]) -> None:
+    def __init__(self, names: list[str], about: About, say: Say) -> None:
         self._about = about
         names = list(dict.fromkeys(names))
         self._all = {name: Background[Row](f"track={name}", partial(TRACKERS[name], about), say) for name in names}

@@ -26,7 +26,6 @@ def preflight(options: Namespace) -> int:
         raise UserError(f"--seconds {options.seconds:g}: give a number, 0 or more")
     node = Torchrun.compose(options, os.environ)
     config = compose.configure(node.overrides, node.fewest_processes)
-    assert config is not None  # only `mingpt train` takes what only prints
     report = Inspection(node, config, node.processes if chosen else None, options.seconds).run()
     say_json({"code": report.code} | asdict(report)) if options.json else say(report.as_text())
     return report.code

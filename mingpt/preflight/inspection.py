@@ -23,6 +23,8 @@ from mingpt.preflight.messages import FINDINGS, MET, NODES, PLACES, RESULTS, T, 
 from mingpt.world import network
 from mingpt.world.platforms import find_placement
 
+Node = dict[str, Any]  # what a node has sent
+
 # The limits of the checks after all nodes have come; on good nodes each takes a fraction of it, but torch may have to
 # be imported from a busy file server.
 IMPORT_SECONDS, PLACE_SECONDS, REDUCE_SECONDS, SHORT_SECONDS = 180, 60, 30, 10
@@ -60,7 +62,7 @@ class Inspection:
     def _add(self, level: Level, check: str, text: str, advice: str) -> None:
         self.own_findings.append(Finding(level, self.name, check, text, advice))
 
-    def _report(self, nodes: list[dict[str, Any]], findings: list[Finding], notes: list[str]) -> Report:
+    def _report(self, nodes: list[Node], findings: list[Finding], notes: list[str]) -> Report:
         return Report(nodes, findings, notes, time.monotonic() - self.begun, self.name, self.rank)
 
     def run(self) -> Report:
@@ -150,12 +152,12 @@ class Inspection:
 
     # --- this node ---
 
-    def _about_me(self, port: int) -> dict[str, Any]:
+    def _about_me(self, port: int) -> Node:
         """What this node sends to the others; findings about this node alone are added to `own_findings`."""
         with suppress(OSError):
             self.own = self.own or network.address_towards(self.node.host)
         own = self.own or "127.0.0.1"
-        without_torch: dict[str, Any] = {"capability": None, "nccl": None, "visible": []}
+        without_torch: Node = {"capability": None, "nccl": None, "visible": []}
         facts = without_torch | machine.facts(self.config, own) | (self._torch or {})
         announced = (self.placement.gpus or 0) if self.placement and self.processes is None else 0
         processes = self.processes or announced or max(1, len(facts["visible"]))
@@ -186,7 +188,7 @@ class Inspection:
         }
 
     @cached_property
-    def _torch(self) -> dict[str, Any] | None:
+    def _torch(self) -> Node | None:
         try:
             return dict(answer(self.importing, IMPORT_SECONDS))
         except (Unreached, OSError) as error:
@@ -281,7 +283,7 @@ class Inspection:
             return hosts, []
         return keepers, notes
 
-    def _measure_fabric(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
+    def _measure_fabric(self, nodes: list[Node], findings: list[Finding]) -> list[str]:
         """A line about NCCL on each node, where all have GPUs; what is wrong with it is added to `findings`."""
         if self.config.world.backend == "gloo" or not all(node["facts"]["nccl"] for node in nodes):
             return []
@@ -301,7 +303,7 @@ class Inspection:
                 findings.append(Finding("warning", facts["host"], "nccl", text, compare.FABRIC))
         return notes
 
-    def _reduce(self, nodes: list[dict[str, Any]], findings: list[Finding]) -> list[str]:
+    def _reduce(self, nodes: list[Node], findings: list[Finding]) -> list[str]:
         """A line about the speed of an all-reduce; nodes where it failed are added to `findings`."""
         try:
             environment = nodes[self.rank]["environment"] or {}

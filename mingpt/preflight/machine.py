@@ -7,18 +7,19 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 import mingpt
+from mingpt.config.imports import version_of
 from mingpt.config.schema import Config
 from mingpt.files.folder import Folder
 from mingpt.files.storage import names_a_disk
 from mingpt.preflight.finding import Finding
 from mingpt.world import network
+from mingpt.world.platforms import cores
 
 SMI_SECONDS = 5
 MIB = 2**20
@@ -41,10 +42,9 @@ def facts(config: Config, own: str) -> dict[str, Any]:
         "infiniband": network.infiniband_devices(),
         "gpus": gpus,
         "driver": driver,
-        # Those that this process may use: a container or Slurm may give it a part of the machine.
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": cores(),
         "python": platform.python_version(),
-        "torch": _version("torch"),
+        "torch": version_of("torch"),
         "project": f"{mingpt.__version__} {source_sha256()[:8]}",
         "disk_free": disk,
         "memory_free": memory,
@@ -98,13 +98,6 @@ def source_sha256() -> str:
     for file in sorted(folder.rglob("*.py")):
         hashed.update(file.relative_to(folder).as_posix().encode() + file.read_bytes())
     return hashed.hexdigest()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _gpus() -> tuple[list[str], str | None]:

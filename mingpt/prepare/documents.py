@@ -20,6 +20,8 @@ from mingpt.errors import UserError
 from mingpt.files.storage import install, open_fs, place, unread
 from mingpt.prepare.sources import File
 
+Texts = Iterator[tuple[str, bool]]  # pieces, and whether one ends its document
+
 READ = 1 << 20  # characters that are read at a time, and about those of a block
 LONGEST_LINE = 64 << 20  # bytes of a line of JSON; parsed, it may take 20 times as many
 ROWS = 16  # of Parquet, that are unpacked at a time: each may be a long string
@@ -121,7 +123,7 @@ def _unpacked(raw: Any, packed: str) -> Any:
     return gzip.open(raw) if packed == "gz" else raw
 
 
-def _texts(file: File, number: int, stream: Any, options: Options) -> Iterator[tuple[str, bool]]:
+def _texts(file: File, number: int, stream: Any, options: Options) -> Texts:
     """Each document, and True; a long one in pieces, with True for the last one."""
     if file.form == "text":
         yield from _cut(
@@ -133,7 +135,7 @@ def _texts(file: File, number: int, stream: Any, options: Options) -> Iterator[t
         yield from _whole((_csv_rows if file.form == "csv" else _parquet_rows)(stream, options.field))
 
 
-def _whole(documents: Iterable[str]) -> Iterator[tuple[str, bool]]:
+def _whole(documents: Iterable[str]) -> Texts:
     for document in documents:
         *most, last = bpe.pieces([document])
         for piece in most:
@@ -141,7 +143,7 @@ def _whole(documents: Iterable[str]) -> Iterator[tuple[str, bool]]:
         yield last, True
 
 
-def _cut(stream: io.TextIOBase, separator: str, shown: str) -> Iterator[tuple[str, bool]]:
+def _cut(stream: io.TextIOBase, separator: str, shown: str) -> Texts:
     """shown: of the first file, of which it is said that no separator is in it; empty: of others."""
     rest, found, begin = "", not (separator and shown), ""
     while text := stream.read(READ):

@@ -57,7 +57,6 @@ def check_machines(config: Config, environment: Mapping[str, str]) -> None:
 
 def main(arguments: list[str]) -> int:
     config = compose.configure(expanded("extras", arguments, os.environ), trains=False)
-    assert config is not None  # only `mingpt train` takes what only prints
     check_machines(config, os.environ)
     for extra in sorted(extras(config)):
         say(extra)

@@ -161,7 +161,8 @@ def fetch_command(options: argparse.Namespace) -> int:
         return fetch_dataset(options.corpus, options.to, options.tokens)
     if options.corpus:
         fetch(CORPORA[options.corpus], options.to)
-    elif config := compose.configure(given(options)):
+    else:
+        config = compose.configure(given(options))
         for corpus in corpora_for(config):
             fetch(corpus, FOLDER)
         if missing := missing_places(config, ()):

@@ -18,13 +18,15 @@ from mingpt.train.setup import context_of, place_model
 from mingpt.train.step import train_step
 from mingpt.world.world import World
 
+State = dict[Kind, dict[str, Tensor]]  # by kind and name
+
 
 @dataclass(frozen=True)
 class Saved:
     """Copies of the state after `step` steps."""
 
     step: int
-    state: dict[Kind, dict[str, Tensor]]
+    state: State
     # Batches that are shown no more.
     dropped: tuple[Range, ...] = ()
     # How many steps up to this one were skipped in a row.
@@ -59,9 +61,9 @@ class Bench:
         guard.skips.fill_(saved.skips)
         self.context.drop(saved.dropped)
 
-    def state(self) -> dict[Kind, dict[str, Tensor]]:
+    def state(self) -> State:
         """All of it, whole: a world of one shares it with nobody. The tensors themselves, not copies."""
-        whole = dict[Kind, dict[str, Tensor]]()
+        whole = State()
         for kind, tensors in self.context.state().items():
             whole[kind] = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
         return whole
@@ -72,7 +74,7 @@ class Bench:
         return self.context.update.buckets[i].view(self.context.reduction.sums[i], slot)
 
     def save(self, step: int) -> Saved:
-        copies = dict[Kind, dict[str, Tensor]]()
+        copies = State()
         for kind, tensors in self.state().items():
             copies[kind] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         guard = self.context.update.guard

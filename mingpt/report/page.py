@@ -11,8 +11,7 @@ from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.report.curves import curves, groups
 from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Run
-from mingpt.report.runs import OTHER_PARTS, cells, measured_apart, went, with_settings
-from mingpt.report.settings import with_defaults
+from mingpt.report.runs import OTHER_PARTS, cells, measured_apart, went, with_defaults, with_settings
 
 SAMPLES = 20  # texts that are shown
 MEASURED = {"val_loss": "validation loss", "val_bits_per_byte": "bits per byte", "val_accuracy": "accuracy"}
@@ -78,7 +77,7 @@ def facts(run: Run) -> dict[str, str]:
         MEASURED_ON: None if row["val_share"] is None else _share(row["val_tokens"], row["val_share"]),
         "tokens seen": f"{tokens:,}" if type(tokens) is int else None,
         "parameters": f"{run.parameters:,}" if run.parameters else None,
-        "attempts": f"{sum(a.end not in ('rewind', 'undo') for a in run.attempts)}",
+        "attempts": run.starts,
         "machine": f"{last.processes} {last.host}".strip() if last and last.processes else None,
         "disk": f"{run.disk}'s alone: without that machine the run is lost" if run.disk else None,
         "wall time": duration(run.ledger.wall) if run.ledger else None,

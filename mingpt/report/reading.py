@@ -61,6 +61,11 @@ class Run:
         found = [known.get(number) or self._older(number) for number in sorted({*self.past.own, *known})]
         return [replace(a, end=self._end(a, found[-1]) if a.end is None else a.end) for a in found]
 
+    @property
+    def starts(self) -> int:
+        """How many attempts there are, without rewinds."""
+        return sum(account.end not in ("rewind", "undo") for account in self.attempts)
+
     @cached_property
     def ledger(self) -> Ledger | None:
         return added_up(self.past.accounts, self.past.claims) if self.past.accounts else None

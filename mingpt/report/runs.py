@@ -5,19 +5,21 @@
 
 import math
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mingpt.cli.console import as_lines, columns, complain, shortened
+from mingpt.compose.stored import is_below
 from mingpt.config.configfile import read_config
-from mingpt.config.keys import leaves
+from mingpt.config.keys import KINDS, SECTIONS, Raw, default, leaves, named, schema_of
 from mingpt.errors import OF_ONE
 from mingpt.files.folder import Folder
 from mingpt.history.history import NOTHING
 from mingpt.report.reading import Run
-from mingpt.report.settings import differing
 from mingpt.snapshot.store import SNAPSHOTS
 
 Row = dict[str, Any]
+OWN = ("run", "snapshot.dir")  # settings that differ between any two runs
 COLUMNS = ("run", "state", "date", "model", "step", "loss", "val_loss", "val_share")
 INNER = ("val_tokens", "config", "of")  # what a row has, too, and no column shows
 NOT_STARTED, UNREADABLE = "not started", "can't be read"  # the states of runs that have no figures
@@ -51,6 +53,11 @@ def listed(folder: str) -> list[Row]:
     names = [name for name in Folder(folder, "DIR").subfolders() if name != SNAPSHOTS]
     found = [row for name in names if (row := _row(f"{folder.rstrip('/')}/{name}"))]
     return sorted(found, key=lambda row: row["date"] or "", reverse=True)
+
+
+def runs_of(found: list[Row]) -> list[Run]:
+    """Those that have figures."""
+    return [row["of"] for row in found if row["of"]]
 
 
 def _row(url: str) -> Row | None:
@@ -109,3 +116,28 @@ def measured_apart(found: list[Row]) -> bool:
 
 def _cell(value: object) -> str:
     return "–" if value in (None, "") else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def with_defaults(config: Raw) -> Iterator[tuple[str, Any, Any]]:
+    """(key, value, default) of each setting; the default of a key that no schema knows is None."""
+    for key, value in leaves(config):
+        section, _, name = key.rpartition(".")
+        fields = named(schema_of(section, config)) if section in ("", *SECTIONS, *KINDS) else {}
+        usual = default(fields[name], config) if name in fields else None
+        if name == "kind" and section in KINDS:  # each kind has its own name as the default
+            usual = next(iter(KINDS[section]))
+        yield key, value, usual
+
+
+def differing(configs: Sequence[Raw]) -> list[str]:
+    """The keys in which runs differ, of those that all of them have: another kind of model lacks many.
+
+    Left out is a key that has its default in all runs, such as one that follows another key: it tells nothing new.
+    """
+    values, found = [dict(leaves(config)) for config in configs], list[str]()
+    chosen = {key for config in configs for key, value, usual in with_defaults(config) if value != usual}
+    for key in next(iter(values), {}):
+        everywhere = all(key in of_run for of_run in values)
+        if everywhere and key in chosen and not is_below(key, OWN) and len({str(of_run[key]) for of_run in values}) > 1:
+            found.append(key)
+    return found

@@ -24,6 +24,7 @@ from mingpt.compute import numerics
 from mingpt.compute.batches import BatchPlan
 from mingpt.compute.buckets import CHUNK
 from mingpt.compute.optimizer import pairwise_sum, sums_of_squares
+from mingpt.snapshot.tries import use_device
 from mingpt.train.context import make_context
 from mingpt.train.factory import build
 from mingpt.train.preparing import prepare
@@ -43,6 +44,7 @@ ON_CPUS = ("MATH", "FLASH_ATTENTION")
 KERNELS = {"cpu": ON_CPUS, "cuda": (*ON_CPUS, "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")}
 VOCABULARY = 64
 Case = Callable[[], str]  # does the work, and returns its digest
+Cases = dict[str, Callable[[], Case]]  # by name; what builds each one
 
 
 def step_case(model_name: str, precision: str, kernel: str | None, device: torch.device) -> Case:
@@ -54,7 +56,6 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
     how = [f"batch.micro_size={micro}", f"batch.global_size={micro}", f"precision={precision}", "train.threads=1"]
     compiled = f"train.compile={str(kernel is None).lower()}"
     config = compose.configure([*MODELS[model_name], *shape, *how, compiled, "data=random", "run.dir=selftest"], 1)
-    assert config
     numerics.pin(config, device)
     model = build(config, VOCABULARY)
     # Some begin as zeros, and what lies behind a weight of zeros gets no gradient: wrong bits there would not be seen.
@@ -98,9 +99,9 @@ def norm_case(device: torch.device) -> Case:
     return work
 
 
-def cases(device: torch.device, compiled: bool) -> dict[str, Callable[[], Case]]:
+def cases(device: torch.device, compiled: bool) -> Cases:
     """By name; what builds each one."""
-    found: dict[str, Callable[[], Case]] = {"norm at four offsets": partial(norm_case, device)}
+    found: Cases = {"norm at four offsets": partial(norm_case, device)}
     precisions = list(PRECISIONS)
     if device.type == "cuda" and torch.cuda.is_tf32_supported():
         precisions.append("tf32")
@@ -115,9 +116,7 @@ def cases(device: torch.device, compiled: bool) -> dict[str, Callable[[], Case]]
     return found
 
 
-def repeat(
-    all_cases: dict[str, Callable[[], Case]], device: torch.device, seconds: float, limit: float
-) -> dict[str, Any]:
+def repeat(all_cases: Cases, device: torch.device, seconds: float, limit: float) -> dict[str, Any]:
     """{"digests": {case: {digest: how often}}, "absent": {case: why}}, in turns until the time is over.
 
     limit: seconds; cases that have not begun by then are absent (all but the first), and no case is repeated any more.
@@ -157,8 +156,7 @@ def main() -> None:
     end_with_parent(int(parent))
     device = torch.device(name)
     torch.set_num_threads(1)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    use_device(device)
     found = repeat(cases(device, compiled == "True"), device, float(seconds), float(limit))
     probe = {"probe": None} if name != "cpu" else {}  # of a GPU: one that computes wrongly must not be another kind
     print(json.dumps({**found, "machine": numerics.machine(device) | probe}))

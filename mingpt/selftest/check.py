@@ -17,6 +17,9 @@ from mingpt.cli.command import Unfit
 from mingpt.cli.console import say, say_json
 from mingpt.errors import TransientError, UserError
 from mingpt.world.env import START
+from mingpt.world.platforms import cores
+
+Answer = dict[str, Any]  # of one process
 
 START_SECONDS = 600  # beside --seconds and --limit: for imports, and a case that has begun when the limit is over
 TABLE = Path(__file__).with_name("known.json")
@@ -24,10 +27,10 @@ MARKS = {True: "ok  ", False: "FAIL", None: "    "}
 Result = tuple[str, bool | None, str]  # what; whether it is right, None if it can't be wrong; what was found
 
 
-def busy(names: list[str], *options: str, limit: float) -> list[dict[str, Any]]:
+def busy(names: list[str], *options: str, limit: float) -> list[Answer]:
     """The answers of processes that compute at the same time, one on each device. The first shows how far it is."""
 
-    def one(number: int, name: str) -> dict[str, Any]:
+    def one(number: int, name: str) -> Answer:
         command = [sys.executable, START, "mingpt.selftest.bits", *options, str(os.getpid()), name]
         try:
             shown = subprocess.PIPE if number else None  # as stderr
@@ -38,14 +41,14 @@ def busy(names: list[str], *options: str, limit: float) -> list[dict[str, Any]]:
             raise TransientError(
                 f"a step on {name} ended with exit code {ended.returncode}: {(ended.stderr or 'see above')[-500:]}"
             )
-        answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+        answer: Answer = json.loads(ended.stdout.splitlines()[-1])
         return answer
 
     with ThreadPoolExecutor(len(names)) as pool:
         return list(pool.map(one, range(len(names)), names))
 
 
-def judge(answers: list[dict[str, Any]]) -> list[Result]:
+def judge(answers: list[Answer]) -> list[Result]:
     """For each case: one digest in all processes and repetitions, or several."""
     results: list[Result] = []
     for name in answers[0]["digests"]:
@@ -65,7 +68,7 @@ def judge(answers: list[dict[str, Any]]) -> list[Result]:
     return results + [(name, None, why) for name, why in answers[0]["absent"].items()]
 
 
-def compare(mine: dict[str, Any], table: Path = TABLE) -> Result:
+def compare(mine: Answer, table: Path = TABLE) -> Result:
     """With the row of the same kind, as far as both have the same cases."""
     for known in json.loads(table.read_text()):
         if {**known, "digests": mine["digests"]} != mine:
@@ -86,7 +89,7 @@ def devices(wanted: str | None) -> list[str]:
         raise UserError("--device cuda: torch finds no GPU here; nvidia-smi shows whether the driver does")
     if wanted != "cpu" and gpus:
         return [f"cuda:{i}" for i in range(gpus)]
-    return ["cpu"] * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return ["cpu"] * cores()
 
 
 def check(options: Namespace) -> int:

@@ -18,10 +18,11 @@ from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field
 from torch import Tensor
 
 from mingpt.compute.buckets import Sliced
+from mingpt.config.section import Sha256, Strict
 from mingpt.errors import Damaged
 
 FORMAT = 3
@@ -42,12 +43,6 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 Kind = Literal["model", "optimizer"]
 State = Mapping[Kind, Mapping[str, Tensor]]
 SharedState = Mapping[Kind, Mapping[str, Tensor | Sliced]]  # with tensors of which each process has a slice
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Strict(BaseModel):
-    # A key that this version does not know would be lost without a word where a fork writes the manifest again.
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class PartInfo(Strict):
@@ -67,7 +62,7 @@ class Metrics(Strict):
     loss: float | None = Field(default=None, allow_inf_nan=False)
     val_loss: float | None = Field(default=None, allow_inf_nan=False)
     best_val_loss: float | None = Field(default=None, allow_inf_nan=False)  # the lowest val_loss up to this step
-    not_finite: list[str] = []  # names of the losses that were NaN or infinite
+    not_finite: list[str] = Field(default=[])  # names of the losses that were NaN or infinite
 
     @classmethod
     def of(cls, **measured: float | None) -> "Metrics":
@@ -98,6 +93,11 @@ class Manifest(Strict):
     fingerprint: dict[str, Any]  # what bits depend on besides config and step
     history: list[dict[str, Any]]  # an entry for each attempt that led here, the writer's last
     metrics: Metrics = Metrics()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each part."""
+        return {name: part.size for name, part in self.parts.items()}
 
     @property
     def attempt(self) -> int:

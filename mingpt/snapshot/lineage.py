@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from mingpt.cli.console import Say
 from mingpt.config.affecting import settings
 from mingpt.errors import Damaged, OtherFormat, TransientError, Unreadable, UserError
 from mingpt.snapshot.attempts import REWIND, Count, Record, without_undone
@@ -77,7 +78,7 @@ def _start_of(records: Mapping[int, Record], attempt: int) -> int:
     return records[attempt].from_step if attempt in records else 0
 
 
-def set_overtaken_aside(store: Store, records: Mapping[int, Record], log: Callable[[str], None]) -> None:
+def set_overtaken_aside(store: Store, records: Mapping[int, Record], log: Say) -> None:
     """Set aside the steps that are not on the run's line. Called by one process, at a start."""
     for step in overtaken(store, records):
         with store.named_errors():

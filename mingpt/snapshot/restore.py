@@ -12,6 +12,7 @@ from itertools import chain, islice
 
 from torch import Tensor
 
+from mingpt.cli.console import Say
 from mingpt.errors import Damaged, TransientError, Unreadable, UserError
 from mingpt.snapshot.format import Kind, Manifest, decode_part
 from mingpt.snapshot.lineage import NewestDurable, stale_steps
@@ -33,13 +34,7 @@ class Restored:
 
 
 def restore(
-    durable: Store,
-    hot: Store | None,
-    world: World,
-    log: Callable[[str], None],
-    newest: NewestDurable,
-    take: Take,
-    readers: Sequence[int],
+    durable: Store, hot: Store | None, world: World, log: Say, newest: NewestDurable, take: Take, readers: Sequence[int]
 ) -> Restored | None:
     """Take over the newest good snapshot, in every process; None if there is none. Called by all processes.
 
@@ -94,7 +89,7 @@ def restore(
         world.barrier()
 
 
-def _remove_stale(hot: Store, newest: NewestDurable, log: Callable[[str], None]) -> None:
+def _remove_stale(hot: Store, newest: NewestDurable, log: Say) -> None:
     for stale in stale_steps(hot, newest):
         log(
             f"the hot snapshot of step {stale} does not continue what is durable now (step {newest.step}), as far "
@@ -103,7 +98,7 @@ def _remove_stale(hot: Store, newest: NewestDurable, log: Callable[[str], None])
         hot.delete(stale)
 
 
-def _set_damaged_aside(store: Store, step: int, damage: str, log: Callable[[str], None]) -> None:
+def _set_damaged_aside(store: Store, step: int, damage: str, log: Say) -> None:
     with store.named_errors(), suppress(FileNotFoundError):  # another process of the node was faster
         name = store.set_aside(step)
         log(

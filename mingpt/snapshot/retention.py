@@ -108,13 +108,7 @@ def _delete(store: Store, step: int) -> None:
     store.remove(sorted(go, key=lambda file: file.name != MANIFEST))
 
 
-def plan(
-    store: Store,
-    retention: Retention,
-    good: int,
-    seen: Seen,
-    undoable: bool = True,
-) -> Plan:
+def plan(store: Store, retention: Retention, good: int, seen: Seen, undoable: bool = True) -> Plan:
     """What to delete from a store whose snapshot of step `good` has been verified, or has just been written.
 
     No snapshot is deleted if one is newer than `good`: that one has not been verified, and its own writer deletes.

@@ -14,10 +14,12 @@ from mingpt.compute.buckets import Sliced
 from mingpt.snapshot.format import Part, SharedState, lay_out
 from mingpt.world.world import World, all_to_all
 
+Tensors = dict[str, Tensor]  # by name
+
 ALIGNED = 64  # bytes; for all dtypes
 # Bytes of a part that are exchanged at a time. Whole parts took 192 MiB beside those that wait to be written.
 WINDOW = 8 * 2**20
-StagedPart = tuple[Part, dict[str, Tensor]]  # a part and its tensors, in CPU memory
+StagedPart = tuple[Part, Tensors]  # a part and its tensors, in CPU memory
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Staged:
     parts: list[list[Part]]  # which ones each process writes, by rank
     # Of this process, by name: of the parts that it writes, the tensors that it has whole; and of every sliced tensor
     # its slice, flat.
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     sliced: dict[str, Sliced]
 
 
@@ -42,7 +44,7 @@ class Staging:
         # Each node writes a hot snapshot of its own: which of how many writers a process is differs between them.
         share = [writers.index(world.rank), len(writers)] if world.rank in writers else None
         self._shares: list[list[int] | None] = self.everyone.gather(share)
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: Tensors = {}
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
 
@@ -65,7 +67,7 @@ class Staging:
         copies = self._copy(local)
         return Staged(shares, copies, sliced)
 
-    def _copy(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _copy(self, local: Mapping[str, Tensor]) -> Tensors:
         on_gpu = any(tensor.is_cuda for tensor in local.values())
         # With the first snapshot. Shapes stay; new names come only where an optimizer adds to its state.
         if new := {name: tensor for name, tensor in local.items() if name not in self._buffers}:
@@ -97,7 +99,7 @@ class Staging:
             if (part := turn[rank]) is not None:
                 yield part, {name: whole[name] if name in whole else staged.tensors[name] for name in part.names}
 
-    def _collect(self, staged: Staged, turn: Sequence[Part | None]) -> dict[str, Tensor]:
+    def _collect(self, staged: Staged, turn: Sequence[Part | None]) -> Tensors:
         """The sliced tensors of this process's next part, whole. turn: the next part of each process, by rank."""
         rank, sliced = self.everyone.rank, staged.sliced
         wanted = list[dict[str, Sliced]]()  # by rank: the tensors that it puts together
@@ -157,7 +159,7 @@ def within(held: range, window: range, start: int = 0) -> slice:
     return slice(first - start, max(first, min(held.stop, window.stop)) - start)
 
 
-def in_one_block(wanted: Mapping[str, Tensor | Sliced], pinned: bool = False) -> dict[str, Tensor]:
+def in_one_block(wanted: Mapping[str, Tensor | Sliced], pinned: bool = False) -> Tensors:
     """Memory for each tensor, flat, all in one block: malloc would keep much of many small ones."""
     starts, end = dict[str, int](), 0
     for name, tensor in wanted.items():

@@ -261,7 +261,7 @@ class Store(Folder):
     def check_parts(self, manifest: Manifest, more: Iterable[tuple[str, int]] = ()) -> None:
         """Raise Incomplete unless every part is there with its size; more: other files, and their sizes."""
         try:
-            self.check_sizes(manifest.step, {name: part.size for name, part in manifest.parts.items()} | dict(more))
+            self.check_sizes(manifest.step, manifest.sizes | dict(more))
         except Damaged as problem:
             raise Incomplete(
                 f"{self.folder_url(manifest.step)}: {problem} after it was written; with several nodes, "

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mingpt.cli.console import Say
 from mingpt.errors import Incomplete, SnapshotFailed, Superseded, TransientError, UserError
 from mingpt.files.localfile import T
 from mingpt.snapshot.store import Store
@@ -43,7 +44,7 @@ class Tries:
     """Writes to a store that are tried again. The fields are those of a SnapshotWriter."""
 
     store: Store
-    log: Callable[[str], None]
+    log: Say
     retry_seconds: float
     limit_seconds: float
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from mingpt.cli.console import Say
 from mingpt.errors import Damaged, SnapshotFailed, Superseded, Unreadable, UserError
 from mingpt.snapshot.attempts import Attempt
 from mingpt.snapshot.format import Manifest, Metrics, PartInfo, SharedState, TensorInfo, digest_of, encode_part
@@ -40,7 +41,7 @@ class SnapshotWriter:
     retention: Retention
     # The manifest's fields beside the state: run, vocabulary, config, fingerprint, history.
     provenance: Mapping[str, Any]
-    log: Callable[[str], None]
+    log: Say
     # committed(step, digest, seconds): called in every process, in the writer's thread.
     committed: Callable[[int, str, float], None] = lambda step, digest, seconds: None
     # lost(step, failures in a row, reason): called in rank 0, in the writer's thread, when a snapshot has failed.

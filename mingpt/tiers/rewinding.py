@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from mingpt.cli.console import Say
 from mingpt.errors import Damaged, Unreadable, UserError
 from mingpt.snapshot.attempts import REWIND, Attempt, Record, line_of, records, without_undone
 from mingpt.snapshot.format import Manifest
@@ -10,14 +11,11 @@ from mingpt.snapshot.reader import damage_as, manifest_or_none, read_manifest
 from mingpt.snapshot.store import REWOUND, Store
 from mingpt.tiers import hot
 
+SetAside = dict[int, tuple[str, Manifest]]  # by step: the manifest's name there, and what it holds
+
 
 def rewind(
-    run_dir: str,
-    store: Store,
-    step: int,
-    hot_dir: str,
-    log: Callable[[str], None],
-    dropped: tuple[int, int] | None = None,
+    run_dir: str, store: Store, step: int, hot_dir: str, log: Say, dropped: tuple[int, int] | None = None
 ) -> None:
     """Make the next attempt start from `step`: set all newer snapshots aside, in the store and in this node's memory.
 
@@ -49,9 +47,7 @@ def _claim(run_dir: str, store: Store, to: Manifest, dropped: tuple[int, int] | 
     return Attempt.claim(run_dir, to.step, to.digest, to.attempt, REWIND, newest, dropped, undoes).record
 
 
-def _set_rewound_aside(
-    store: Store, memory: Store | None, which: Callable[[Store, int], bool], log: Callable[[str], None]
-) -> None:
+def _set_rewound_aside(store: Store, memory: Store | None, which: Callable[[Store, int], bool], log: Say) -> None:
     for tier in (store, *([memory] if memory else [])):
         with tier.named_errors():
             # Newest first: if this is killed half way, what is left is a line without a hole.
@@ -61,13 +57,13 @@ def _set_rewound_aside(
                     log(f"step {step}: set aside (its manifest is now {tier.folder_url(step)}/{name})")
 
 
-def undo(run_dir: str, store: Store, hot_dir: str, log: Callable[[str], None]) -> None:
+def undo(run_dir: str, store: Store, hot_dir: str, log: Say) -> None:
     """Take the newest rewind back: what it has set aside is committed again, and what came after it is set aside.
 
     Raises UserError, before it changes anything, if there is none, or nothing that can be brought back.
     """
     memory, claims = hot.find_hot(hot_dir, run_dir), records(run_dir)
-    back = dict[int, tuple[str, Manifest]]()
+    back = SetAside()
     claim = claims.get(max(claims, default=0))
     if claim and claim.undoes in claims:
         # The newest claim is an undoing. If something is left of it to bring back, it was killed: go on with it.
@@ -109,11 +105,9 @@ def _to_undo(claims: Mapping[int, Record]) -> int:
     return newest
 
 
-def _left_by(
-    claims: Mapping[int, Record], number: int, store: Store, log: Callable[[str], None]
-) -> dict[int, tuple[str, Manifest]]:
+def _left_by(claims: Mapping[int, Record], number: int, store: Store, log: Say) -> SetAside:
     """What a rewind has set aside of the line before it, and is aside now, by step, if its parts are still there."""
-    line, left = line_of(claims, number - 1), dict[int, tuple[str, Manifest]]()
+    line, left = line_of(claims, number - 1), SetAside()
     for step in store.folders():
         if step <= claims[number].from_step:
             break  # they come newest first

@@ -3,10 +3,10 @@
 Who writes there is the attempt's `Checkpointer`, which is made after the claim.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+from mingpt.cli.console import Say
 from mingpt.config.schema import Config
 from mingpt.errors import Damaged, TransientError, Unreadable, UserError
 from mingpt.snapshot import attempts
@@ -46,9 +46,7 @@ class Tiers:
     # Which processes see run.dir and snapshot.dir as rank 0 does.
     home: Home
 
-    def __init__(
-        self, config: Config, world: World, state_bytes: int, log: Callable[[str], None], home: Home | None = None
-    ) -> None:
+    def __init__(self, config: Config, world: World, state_bytes: int, log: Say, home: Home | None = None) -> None:
         """Called by all processes. state_bytes: of all state. home: None if all processes see all folders.
 
         Raises UserError if snapshot.dir can't be used. A hot tier that can't be used is logged and left out.

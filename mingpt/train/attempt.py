@@ -12,7 +12,7 @@ from mingpt.config.configfile import overrides_line
 from mingpt.config.schema import Config
 from mingpt.data.opening import open_data
 from mingpt.data.source import Source
-from mingpt.errors import FINISHED, UserError
+from mingpt.errors import UserError
 from mingpt.tiers.home import HomeSearch
 from mingpt.train import assemble
 from mingpt.train.agreeing import agree_on_inputs
@@ -38,8 +38,6 @@ def attempt(arguments: list[str], lifetime: Lifetime) -> int:
         env = Env.read()
         arguments = [*_launcher_overrides(env), *arguments]
         config = compose.configure(arguments, env.size)
-        if config is None:  # --help or --cfg: printed already
-            return FINISHED
         Env.read(check=True)  # after the config's problems, which are the user's first
         if env.launched and not env.ours:
             compose.refuse_the_time(arguments)

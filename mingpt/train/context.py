@@ -78,6 +78,10 @@ class StepContext:
         """The indices of this process's microbatches in each step."""
         return shares(*self.world.shape, self.plan.microbatches)[self.world.rank]
 
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
     def drop(self, batches: Iterable[Range]) -> None:
         """No step shows these batches any more."""
         guard = self.update.guard

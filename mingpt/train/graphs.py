@@ -22,17 +22,19 @@ from mingpt.compute.buckets import Bucket
 from mingpt.compute.reduction import ExactReduction
 from mingpt.train.context import StepContext
 
+Work = Callable[[], None]  # what is captured, or done once before
+
 
 class Recorder(Protocol):
     """What captures work and replays it: a device's; in tests, a stand-in that records operations on a CPU."""
 
-    def warm_up(self, work: Callable[[], None]) -> int:
+    def warm_up(self, work: Work) -> int:
         """Do the work, as a capture would find it. Returns how many bytes it needs at its peak."""
 
     def free(self) -> float:
         """The device's bytes that nobody uses."""
 
-    def capture(self, work: Callable[[], None]) -> None: ...
+    def capture(self, work: Work) -> None: ...
 
     def seed(self, seed: int) -> None:
         """Of the random numbers that the next replay draws."""
@@ -51,7 +53,7 @@ class CudaGraph:
         self.device, self.graph, self.stream = device, torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
         self.generator = torch.cuda.default_generators[self.stream.device_index]
 
-    def warm_up(self, work: Callable[[], None]) -> int:
+    def warm_up(self, work: Work) -> int:
         """Twice. The first time, libraries choose their kernels, and torch's compiler compiles its own.
 
         The second time, an operation that waits for the device is an error (RuntimeError): it can't be captured, and in
@@ -70,7 +72,7 @@ class CudaGraph:
             torch.cuda.set_sync_debug_mode(mode)
         return torch.cuda.max_memory_allocated(self.device) - before
 
-    def _beside(self, work: Callable[[], None]) -> None:
+    def _beside(self, work: Work) -> None:
         """On the side stream: captures can't be on the default one, whose autograd nodes would drag it in."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
@@ -84,7 +86,7 @@ class CudaGraph:
         torch.cuda.empty_cache()  # what torch keeps of the warm-up nobody uses
         return torch.cuda.mem_get_info(self.device)[0]
 
-    def capture(self, work: Callable[[], None]) -> None:
+    def capture(self, work: Work) -> None:
         current, numbers = torch.cuda.current_stream(self.device), self.generator.clone_state()
         try:
             # thread_local: NCCL's watchdog, the snapshot writer and the loader use CUDA meanwhile, and may.

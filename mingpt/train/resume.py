@@ -4,7 +4,7 @@ A run is one experiment. A resume may change a setting that affects the result o
 marks these settings (config/affecting.py). The data's place is none of them; its content is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
-from mingpt.cli.console import printable
+from mingpt.cli.console import Say, printable
 from mingpt.compute.batches import position
 from mingpt.compute.guard import guard_layout
 from mingpt.compute.layout import layout_of, misfits, state_layout
@@ -22,7 +22,7 @@ from mingpt.compute.optimizer import Method, batch_factor, schedule_factor
 from mingpt.compute.rules import muon_names, roles
 from mingpt.config.affecting import section_of, settings
 from mingpt.config.configfile import public_config
-from mingpt.config.keys import declared, filled
+from mingpt.config.keys import Raw, declared, filled
 from mingpt.config.schema import Batch, Config, Optimizer, OwnSchedule, Schedule
 from mingpt.data.source import Source, sampled_split
 from mingpt.errors import UserError
@@ -38,9 +38,7 @@ SCHEDULE = "schedule."
 LONGEST = 100  # characters of a value in a message
 
 
-def check(
-    manifest: Manifest, config: Config, numerics: Mapping[str, Any], world: World, say: Callable[[str], None]
-) -> Changes:
+def check(manifest: Manifest, config: Config, numerics: Mapping[str, Any], world: World, say: Say) -> Changes:
     """The settings that have changed since the snapshot, for the history. Rank 0 prints them. Collective.
 
     Raises UserError in all processes if one of them affects the result and resume.changed does not allow it.
@@ -86,7 +84,7 @@ def check(
     return changes
 
 
-def _not_named(fork: Parent, changes: Changes, after: Mapping[str, Any], say: Callable[[str], None]) -> Changes:
+def _not_named(fork: Parent, changes: Changes, after: Raw, say: Say) -> Changes:
     """The changes that the fork's own command line has not made. The history has those already."""
     named = {key: found for key, found in changes.items() if key in fork.keys}
     if named:
@@ -94,7 +92,7 @@ def _not_named(fork: Parent, changes: Changes, after: Mapping[str, Any], say: Ca
     return {key: found for key, found in changes.items() if key not in named}
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
+def changed(before: Raw, after: Raw) -> Changes:
     """The keys that affect the result and whose values differ in two plain configs."""
     (old, affecting_old), (new, affecting_new) = settings(before), settings(after)
     return {

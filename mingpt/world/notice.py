@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
+from mingpt.cli.console import Say
 from mingpt.world.env import Env
 
 FIRMWARE = Path("/sys/class/dmi/id")
@@ -91,7 +92,7 @@ ASK: Mapping[str, Ask] = {"aws": ask_aws, "gcp": ask_gcp, "azure": ask_azure}
 class Notice:
     """Asks until a notice comes. grace_seconds: for the last snapshot, from now on; 0 as long as there is no notice."""
 
-    def __init__(self, where: str, stop: Callable[[], None], log: Callable[[str], None]) -> None:
+    def __init__(self, where: str, stop: Callable[[], None], log: Say) -> None:
         """where: world.notice. stop: called once, when the notice has come."""
         cloud, _, address = where.partition(":")
         if where == "auto":
@@ -134,7 +135,7 @@ class Notice:
         self.stop()
 
 
-def watch(where: str, log: Callable[[str], None]) -> Notice:
+def watch(where: str, log: Say) -> Notice:
     """The notices of this node, asked by its first process."""
     env = Env.read()
     # A notice is as a SIGTERM to the launcher, which stops all its workers, or to this process, whose step carries the

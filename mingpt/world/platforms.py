@@ -1,5 +1,6 @@
 """Reads this node's rank and the other nodes' addresses from the platform's environment variables."""
 
+import os
 import re
 import socket
 import time
@@ -8,6 +9,9 @@ from dataclasses import dataclass
 
 from mingpt.errors import UserError
 from mingpt.world import slurm as slurm_job
+
+Environment = Mapping[str, str]  # a process's variables
+Options = dict[str, tuple[str, str]]  # by name: the variable that gives it, and its value
 
 PORT = 29500  # torchrun's own default
 SING = ("SING_RANK", "SING_WORLD_SIZE", "SING_JOB_NAME", "SING_HOSTNAME_SUFFIX", "SING_MASTER_ADDR")
@@ -34,7 +38,7 @@ class Placement:
         return self.addresses[self.rank]
 
 
-def _require(where: str, needed: Sequence[str], environment: Mapping[str, str], others: Sequence[str] = ()) -> None:
+def _require(where: str, needed: Sequence[str], environment: Environment, others: Sequence[str] = ()) -> None:
     """Raise UserError if some of the `needed` variables are missing or empty.
 
     others: further variables that announce several nodes, for the message.
@@ -54,12 +58,12 @@ def _require(where: str, needed: Sequence[str], environment: Mapping[str, str], 
     )
 
 
-def _above_one(environment: Mapping[str, str], *names: str) -> list[str]:
+def _above_one(environment: Environment, *names: str) -> list[str]:
     """The names of the variables that are set to more than one. What is no number may be more than one."""
     return [name for name in names if environment.get(name, "1").strip() not in ("", "0", "1")]
 
 
-def skypilot(environment: Mapping[str, str]) -> Placement | None:
+def skypilot(environment: Environment) -> Placement | None:
     """This node's place by SkyPilot's variables; None outside of it. Raises UserError if they contradict each other."""
     needed = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
     several = _above_one(environment, "SKYPILOT_NUM_NODES")
@@ -88,7 +92,7 @@ def skypilot(environment: Mapping[str, str]) -> Placement | None:
     return Placement("SkyPilot", addresses, rank, gpus, environment.get("SKYPILOT_TASK_ID", "sky"))
 
 
-def slurm(environment: Mapping[str, str]) -> Placement | None:
+def slurm(environment: Environment) -> Placement | None:
     """This node's place by Slurm's variables in a step with one task per node; None outside of Slurm.
 
     Raises UserError if they contradict each other, or this is not such a step.
@@ -134,7 +138,7 @@ def slurm(environment: Mapping[str, str]) -> Placement | None:
     )
 
 
-def sing(environment: Mapping[str, str]) -> Placement | None:
+def sing(environment: Environment) -> Placement | None:
     """This node's place by SING_*, of a platform that starts one container per node; None outside of it.
 
     Node R of job J has the host name J-R.SUFFIX. Raises UserError if the variables contradict each other or the DNS.
@@ -210,7 +214,7 @@ PYTORCHJOB_VARIABLES = {
 }
 
 
-def options_of(environment: Mapping[str, str], command_line: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
+def options_of(environment: Environment, command_line: Mapping[str, str | None]) -> Options:
     """torchrun's options from PET_… variables, and what those do not say from the four variables of a PyTorchJob.
 
     Returns the variable and the value of each. command_line: its options. Raises UserError if the
@@ -218,7 +222,7 @@ def options_of(environment: Mapping[str, str], command_line: Mapping[str, str | 
     line.
     """
     # Each of these mistakes was a pod that trained alone, beside its siblings, or waited for nobody.
-    options = dict[str, tuple[str, str]]()
+    options = Options()
     for name in OPTIONS:
         variable = f"PET_{name.upper()}"
         value = environment.get(variable, "").strip()
@@ -243,8 +247,8 @@ def options_of(environment: Mapping[str, str], command_line: Mapping[str, str | 
 
 
 def _of_job(
-    environment: Mapping[str, str], options: Mapping[str, tuple[str, str]], command_line: Mapping[str, str | None]
-) -> dict[str, tuple[str, str]]:
+    environment: Environment, options: Mapping[str, tuple[str, str]], command_line: Mapping[str, str | None]
+) -> Options:
     """What a PyTorchJob's variables add to torchrun's (`options`). Raises UserError as `options_of`."""
     sizes = _sizes_of_job(options, command_line)
     problems = list[str]()
@@ -267,7 +271,7 @@ def _of_job(
     if not options.keys() >= {"nnodes", "node_rank", "master_addr"}:
         others = [name for name in PYTORCHJOB_VARIABLES.values() if environment.get(name)]
         _require("a PyTorchJob's variables", list(missing.values()), environment, others)
-    added = dict[str, tuple[str, str]]()
+    added = Options()
     for option, name in missing.items():
         value = environment.get(name, "").strip()
         if value:
@@ -286,7 +290,7 @@ def _sizes_of_job(options: Mapping[str, tuple[str, str]], command_line: Mapping[
     return sizes
 
 
-def require_launcher(environment: Mapping[str, str]) -> None:
+def require_launcher(environment: Environment) -> None:
     """Raise UserError if PET_NNODES or WORLD_SIZE announces others, but no launcher has given this process a rank."""
     if "RANK" in environment:
         return
@@ -305,10 +309,15 @@ def require_launcher(environment: Mapping[str, str]) -> None:
 PLATFORMS = (skypilot, slurm, sing)
 
 
-def find_placement(environment: Mapping[str, str]) -> Placement | None:
+def find_placement(environment: Environment) -> Placement | None:
     """This node's place by the first platform whose variables are set; None without a platform."""
     for platform in PLATFORMS:
         placement = platform(environment)
         if placement:
             return placement
     return None
+
+
+def cores() -> int:
+    """How many CPUs this process may use: a container or Slurm may give it a part of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -53,6 +53,17 @@ def test_settings_that_spare_memory_do() -> None:
     assert [bytes for name, bytes in parts.items() if "gradients" in name] == [4 * model.parameters, 0]
 
 
+def test_a_file_url_is_a_folder_and_no_bucket() -> None:
+    """The folder may be on one node's disk: what then travels to it is told, and its processes write all."""
+    model = look_at(configured(*SMALL))
+    path, url, bucket = (
+        footprint(configured(*SMALL, f"snapshot.dir={place}/run"), model, 4, 2)
+        for place in ("/x", "file:///x", "s3://x")
+    )
+    assert (url.network, url.snapshots) == (path.network, path.snapshots)
+    assert [bool(found.network) for found in (url, bucket)] == [True, False]
+
+
 def test_a_graph_keeps_the_memory_of_a_microbatch_beside_all_others() -> None:
     """32 samples by 4: of one process, three partial sums are there at most; of two, two each."""
     config = configured(*SMALL)

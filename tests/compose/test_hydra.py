@@ -80,7 +80,7 @@ def test_a_byte_order_mark_changes_no_config(own: Path) -> None:
 def test_what_prints_is_hydras_without_secrets(options: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     secrets = ("data.path='https://me:hunter2@host/x'", "health.notify=https://host/hunter2")
     more = ["--config-dir=conf", "experiment=mine", "model=tiny", *secrets, *options.split()]
-    assert compose.configure(more) is None
+    assert compose.printing(more) == 0
     printed = capsys.readouterr().out
     assert expected in printed
     assert "hunter2" not in printed

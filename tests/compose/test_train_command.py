@@ -28,7 +28,7 @@ def test_cfg_job_prints_the_config_and_leaves_nothing_behind(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["experiment=gpt2_124m", "data.path=s3://b/x", "optimizer.eps=1e-9", "run.name=one"]
-    assert compose.configure(["--cfg", "job", *arguments]) is None
+    assert compose.printing(["--cfg", "job", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "  dir: ${run.dir}/snapshots\n" in printed
     assert validate(OmegaConf.to_container(OmegaConf.create(printed), resolve=True)) == compose.configure(arguments)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def flat(section: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def test_help_names_every_group_option_and_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compose.configure(["--help"]) is None
+    assert compose.printing(["--help"]) == 0
     out = capsys.readouterr().out
     assert out == help_text() + "\n"
     for file in (ROOT / "configs").glob("*/*.yaml"):
@@ -73,7 +73,7 @@ def test_cfg_job_of_a_bad_command_line_tells_the_problem_and_prints_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(UserError, match=r"^run\.dir"):
-        compose.configure(["--cfg", "job", "--resolve", "run.dir=${nope}"])
+        compose.printing(["--cfg", "job", "--resolve", "run.dir=${nope}"])
     assert capsys.readouterr().out == ""
 
 

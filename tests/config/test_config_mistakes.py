@@ -158,4 +158,4 @@ PIECES = [*keys(), *groups(), *"=+~.,:${}[]()'\"\\@/ \nä1", "++", "null", "???"
 @example("=1")
 def test_whatever_is_typed_is_a_config_or_a_mistake(argument: str) -> None:
     with suppress(UserError):
-        assert compose.configure([argument]) is not None
+        compose.configure([argument])

@@ -44,7 +44,7 @@ def test_a_kind_that_nothing_else_names_is_there(countdown: None, capsys: pytest
         config = configured(chosen, "data.start=99")
         assert config.data == CountdownData(start=99)
         assert config.model_dump()["data"] == {"kind": "countdown", "workers": 0, "start": 99, "stop": 0}
-    assert compose.configure(["--help"]) is None
+    assert compose.printing(["--help"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert {"countdown numbers that count down", "data.start Where they begin. (9)"} <= {*lines}
     with pytest.raises(UserError) as mistake:

@@ -168,7 +168,6 @@ def world_of(rank: int, size: int, each: int) -> World:
 def steps(overrides: list[str], ranks: list[int], size: int, each: int) -> list[dict[str, Any]]:
     """What the last step of each of these ranks did. size: of the world; each: processes on each node."""
     config = configure([*overrides, "data=random", "data.workers=0", "run.dir=fake", "train.compile=false"], size)
-    assert config
     graphs = config.train.cuda_graphs is True
     needed = footprint(config, look_at(config), size, each, graphs)
     steady = sum(size for name, size in needed.steady.items() if name != POOL)

@@ -9,9 +9,7 @@ from mingpt.errors import UserError
 
 def configured(*arguments: str, world_size: int = 1) -> Config:
     """The config of a command line that is right."""
-    config = compose.configure(arguments, world_size)
-    assert config is not None
-    return config
+    return compose.configure(arguments, world_size)
 
 
 def problems(*arguments: str, world_size: int = 1) -> list[str]:

@@ -34,7 +34,6 @@ TRAINJOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1
 def compose(*arguments: str, environment: Mapping[str, str] | None = None) -> Command:
     node = Torchrun.compose(parse("launch", arguments), environment or {})
     config = configure(node.overrides, node.fewest_processes)
-    assert config is not None
     return node.command(config)
 
 

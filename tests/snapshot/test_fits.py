@@ -21,9 +21,7 @@ from tests.kits.update_kit import one_step, state_of, update_of
 @cache
 def configured(*overrides: str) -> Config:
     targets = ("model._target_=tests.kits.own_kit.Linear", "data._target_=examples.classifier.rows")
-    config = compose.configure([*targets, *overrides])
-    assert config is not None
-    return config
+    return compose.configure([*targets, *overrides])
 
 
 def stored(*overrides: str) -> Loaded:

@@ -108,7 +108,6 @@ def open_run(place: str, text: Path, cache: Path, world: World) -> OpenRun:
         length = (f"train.max_steps={STEPS}", f"schedule.decay_steps={STEPS}", "train.eval_every=2")
         places = (f"run.dir={place}", f"data.path={text}", f"data.cache_dir={cache}", "snapshot.every_steps=2")
         config = compose.configure([*TINY, *length, *places, *overrides])
-        assert config is not None
         source = open_data(config.data, config.model.block_size, config.batch.micro_size)
         model, lifetime, watching = build(config, source.vocabulary.size), Lifetime(), Observers(observers, print)
         lifetime.clock, lifetime.phase = Clock("step"), Phase.JOINED
