@@ -27,7 +27,7 @@ BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<
 MARK = re.compile(r"not run: \S.*|signatures: \S+|file: \S+|run by tests/\S+?(, .*)?")
 COMMAND = re.compile(r"^(mingpt|torchrun|sky|sbatch|kubectl|docker|pip|python) [^<\n]*$", re.M)
 PAGES = {page.stem: page for page in sorted((ROOT / "docs").glob("*.md"))}
-TEXT = "HAMLET: To be, or not to be, that is the question. 0123456789 Exeunt.\n\n" * 300
+TEXT = "".join(f"HAMLET: To be, or not to be, that is the question {n:05}. Exeunt.\n\n" for n in range(300))
 STEPS = 12  # of whatever trains
 # Stand before the blocks of a page: what its reader has from elsewhere.
 RUN = "mingpt train experiment=shakespeare_char run.name="
@@ -94,9 +94,9 @@ def test_what_one_may_paste_is_run_or_says_why_not(page: Path) -> None:
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if any(b.is_run for b in blocks(page))])
 def test_the_commands_of_a_page_work_as_they_stand_there(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "reader"
-    for path in (".venv/bin/activate", "corpus/one.txt", "corpus/two.txt", "data/shakespeare.txt", "book.txt"):
+    for path in (".venv/bin/activate", "data/shakespeare.txt", "book.txt", *(f"corpus/{n}.txt" for n in range(9))):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text("" if path.endswith("activate") else TEXT)
+        (folder / path).write_text("" if path.endswith("activate") else f"{path}\n{TEXT}")
     for path in ("any.file", "other.txt", "prompts.txt", "text.txt"):
         (folder / path).write_text(TEXT[:2000] if path != "prompts.txt" else "HAMLET\nTo be\n")
     (folder / "chat.jsonl").write_text('{"prompt": "What is a GPT?", "answer": "A model."}\n' * 40)
