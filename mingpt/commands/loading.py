@@ -60,7 +60,7 @@ def device_of(wanted: str) -> torch.device:
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
-def load(store: Store, step: int, ema: bool = False) -> Opened:
+def load(store: Store, step: int, ema: bool) -> Opened:
     """One snapshot's model. Allocates memory only after the manifest's tensors match the model that its config gives.
 
     ema: with the mean of the weights in their place. Raises Damaged, and UserError if it is of another format, not of a
