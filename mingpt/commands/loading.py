@@ -39,7 +39,7 @@ def find_manifest(url: str, step: int | None = None) -> tuple[Store, Manifest]:
 
 
 def open_model(
-    url: str, step: int | None = None, agree: Callable[[int], int] = lambda step: step, ema: bool = False
+    url: str, step: int | None, agree: Callable[[int], int] = lambda step: step, ema: bool = False
 ) -> Opened:
     """The newest snapshot's model, or that of `step`, built from the manifest's config alone.
 
@@ -60,7 +60,7 @@ def device_of(wanted: str) -> torch.device:
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
-def load(store: Store, step: int, ema: bool) -> Opened:
+def load(store: Store, step: int, ema: bool = False) -> Opened:
     """One snapshot's model. Allocates memory only after the manifest's tensors match the model that its config gives.
 
     ema: with the mean of the weights in their place. Raises Damaged, and UserError if it is of another format, not of a
