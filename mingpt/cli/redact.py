@@ -48,13 +48,13 @@ def without_secrets(value: Any, environment: bool = True) -> Any:
     return _copied(value, _of_environment() if environment else [], QUERY, by_name=True)
 
 
-def redacted(value: Any) -> Any:
+def redacted(value: Any, environment: bool = True) -> Any:
     """A copy of what people or programs read: a text, or lists and dicts with texts in them.
 
     A URL may stand anywhere in a text, and what follows it stays. A dict's values stay whatever their names are, since
     `attention.key` names a tensor here: texts in which a name stands beside its value lose that value.
     """
-    return _copied(value, _of_environment(), QUERY_IN_LINE, by_name=False)
+    return _copied(value, _of_environment() if environment else [], QUERY_IN_LINE, by_name=False)
 
 
 def is_secret(key: object, value: object) -> bool:

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import datetime, timezone
 from typing import Any
 
 from mingpt.cli.console import printable, say
@@ -22,7 +21,7 @@ from mingpt.config.schema import Config
 from mingpt.errors import Damaged, UserError
 from mingpt.files.folder import Folder
 from mingpt.files.storage import name_of
-from mingpt.snapshot.attempts import FORK, Parent, make_run_dir, new_named, newest_number, parent_of, records
+from mingpt.snapshot.attempts import FORK, Parent, make_run_dir, new_named, newest_number, parent_of, records, utc_now
 from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.reader import PARALLEL_PARTS, copy_part, damage_as, find, manifest_or_none, read_manifest
 from mingpt.snapshot.store import Store
@@ -110,7 +109,7 @@ def _fork(
     entry = {
         "attempt": manifest.attempt + 1,
         "from_step": manifest.step,
-        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "at": utc_now(),
         "numerics": manifest.fingerprint,
         FORK: asdict(parent) | {"keys": [*keys]},
         **({"changes": {**changes}} if changes else {}),

@@ -1,9 +1,9 @@
 """What `mingpt generate` does: continue texts with a snapshot's model."""
 
-import argparse
 import math
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +42,7 @@ class Text:
         return now[len(before) :]
 
 
-def grow(model: LanguageModel, texts: Sequence[Text], options: argparse.Namespace) -> Iterator[None]:
+def grow(model: LanguageModel, texts: Sequence[Text], options: Namespace) -> Iterator[None]:
     """Generate one token for each text per iteration, until each has `tokens` tokens after its prompt."""
     block = model.config.block_size
     prompts = [text.prompt[-block:] for text in texts]  # the model sees no more
@@ -67,7 +67,7 @@ def grow(model: LanguageModel, texts: Sequence[Text], options: argparse.Namespac
         yield
 
 
-def write(model: LanguageModel, vocabulary: TextVocabulary, texts: Sequence[Text], options: argparse.Namespace) -> None:
+def write(model: LanguageModel, vocabulary: TextVocabulary, texts: Sequence[Text], options: Namespace) -> None:
     """Generate the texts in batches and write them in order, each as it grows. The others of its batch wait."""
     at = 0
     for begin in range(0, len(texts), options.batch):
@@ -87,7 +87,7 @@ def write(model: LanguageModel, vocabulary: TextVocabulary, texts: Sequence[Text
                 return
 
 
-def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[str]:
+def prompts_of(options: Namespace, vocabulary: TextVocabulary) -> list[str]:
     """The texts to continue. Bytes that are not UTF-8 survive as surrogates, for models of bytes."""
     if options.file is None:
         return [options.prompt or ("0" if isinstance(vocabulary, Numbers) else "\n")]
@@ -104,7 +104,7 @@ def prompts_of(options: argparse.Namespace, vocabulary: TextVocabulary) -> list[
     return [line for line in (part.removesuffix("\r") for part in text.split("\n")) if line]
 
 
-def problems(options: argparse.Namespace) -> list[str]:
+def problems(options: Namespace) -> list[str]:
     """What is wrong with the options, one message each."""
     found = {
         "--prompt is empty: give it at least one character": options.prompt == "",
@@ -119,7 +119,7 @@ def problems(options: argparse.Namespace) -> list[str]:
     return [problem for problem, is_there in found.items() if is_there]
 
 
-def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, options: argparse.Namespace) -> None:
+def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, options: Namespace) -> None:
     """Continue the prompts and write the texts to stdout. where: the snapshot's folder, for messages."""
     if not isinstance(vocabulary, TextVocabulary):
         raise UserError(f"{where}: this model's tokens are not text, so it can't continue one: choose another model")
@@ -139,7 +139,7 @@ def continue_texts(model: LanguageModel, vocabulary: Vocabulary, where: str, opt
         complain(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s")
 
 
-def generate_command(options: argparse.Namespace) -> int:
+def generate_command(options: Namespace) -> int:
     if found := problems(options):
         raise UserError(*found)
     device = device_of(options.device)

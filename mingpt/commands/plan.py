@@ -5,7 +5,7 @@ is needed: the model and one microbatch are looked at on tensors without memory.
 config (all are listed), or the run does not fit. For a GPU the last line is the largest batch.micro_size that fits.
 """
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +19,7 @@ from mingpt.config.schema import Config
 from mingpt.errors import FINISHED, UserError
 from mingpt.files.folder import alone
 from mingpt.observe.ledger import duration
-from mingpt.observe.speed import GPUS, Gpu, flops_per_token
+from mingpt.observe.speed import GPUS, flops_per_token
 from mingpt.train.preparing import why_no_graph
 
 GB = 10**9
@@ -33,8 +33,8 @@ CURES = (
 )  # fmt: skip
 
 
-def plan_command(options: argparse.Namespace) -> int:
-    name, gpus, per_node = _machine(options, GPUS)
+def plan_command(options: Namespace) -> int:
+    name, gpus, per_node = _machine(options)
     gpu, processes = GPUS.get(name), per_node * options.num_nodes
     config = _config(options.overrides, processes)
     if per_node > gpus and config.world.backend != "gloo":
@@ -133,16 +133,16 @@ def _cost(config: Config, model: ModelSizes, speed: float, host: float) -> str:
     return f"{steps:,} steps, {tokens:,} tokens: {time}{cost}"
 
 
-def _machine(options: argparse.Namespace, gpus: Mapping[str, Gpu]) -> tuple[str, int, int]:
+def _machine(options: Namespace) -> tuple[str, int, int]:
     """(the GPU's name, "" for none; GPUs of each node, or its processes without; processes on each node)."""
     if options.num_nodes < 1 or (options.processes or 1) < 1:
         raise UserError("--num-nodes and --processes: give numbers from 1")
     if options.gpus in (None, "", "none"):
         return "", options.processes or 1, options.processes or 1
     asked, _, number = options.gpus.partition(":")
-    name = next((name for name in gpus if name.upper() == asked.upper()), "")
+    name = next((name for name in GPUS if name.upper() == asked.upper()), "")
     if not name:
-        raise UserError(f"--gpus {options.gpus}: the memory of this GPU is not known here; there are {', '.join(gpus)}")
+        raise UserError(f"--gpus {options.gpus}: the memory of this GPU is not known here; there are {', '.join(GPUS)}")
     if not (number or "1").isdecimal() or int(number or 1) < 1:
         raise UserError(f"--gpus {options.gpus}: give NAME:NUMBER, such as L4:1")
     count = int(number or 1)

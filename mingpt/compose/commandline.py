@@ -1,8 +1,8 @@
 """A command line taken apart: Hydra's options, and overrides in Hydra's grammar."""
 
-import argparse
 import os
 import re
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def parser() -> Parser:
     return own
 
 
-def options_given(options: argparse.Namespace) -> list[str]:
+def options_given(options: Namespace) -> list[str]:
     """Where configs come from, whatever folder this is called in."""
     arguments = list[str]()
     for name in PLACES:
@@ -52,7 +52,7 @@ def options_given(options: argparse.Namespace) -> list[str]:
     return arguments
 
 
-def given(options: argparse.Namespace) -> list[str]:
+def given(options: Namespace) -> list[str]:
     """These options and the overrides, as arguments for `CommandLine.of`."""
     return [*options_given(options), *options.overrides]
 
@@ -61,7 +61,7 @@ def given(options: argparse.Namespace) -> list[str]:
 class CommandLine:
     """options: Hydra's. problems: arguments that are not valid overrides, and places that are not there."""
 
-    options: argparse.Namespace
+    options: Namespace
     overrides: tuple[Override, ...]
     problems: tuple[str, ...]
 

@@ -40,7 +40,7 @@ MOST = {"batch.micro_size": 256, "train.threads": 64}
 
 
 def fork_config(
-    stored: Raw, overrides: Sequence[str], name: str, run_dir: str, source: str, trust: bool = False
+    stored: Raw, overrides: Sequence[str], name: str, run_dir: str, source: str, trust: bool
 ) -> tuple[Config, dict[str, Any]]:
     """What a fork in run_dir trains with, and the places that it has from the stored config, by key.
 

@@ -12,9 +12,9 @@ MARK = ".own."  # of an own optimizer's state: `<parameter>.own.<name>`, so that
 def state_layout(
     named_parameters: Iterable[tuple[str, nn.Parameter]],
     fp16: bool,
-    of_muon: Container[str] = (),
-    own: Callable[[torch.Size], Mapping[str, torch.Size]] | None = None,
-    ema: bool = False,
+    of_muon: Container[str],
+    own: Callable[[torch.Size], Mapping[str, torch.Size]] | None,
+    ema: bool,
 ) -> dict[str, Layout]:
     """Names, shapes and dtypes of `Update.state()` after a step.
 

@@ -52,7 +52,7 @@ def how_to_map(line: Mapping[str, Any]) -> str:
     return f": jq -c '{JQ[key]}' makes ours of all such lines" if key else ""
 
 
-def messages_of(line: Any, any_role: bool = False) -> list[dict[str, Any]]:
+def messages_of(line: Any, any_role: bool) -> list[dict[str, Any]]:
     """The messages of a conversation. any_role: its template knows which there are. Raises ValueError if it is none."""
     if not isinstance(line, dict):
         raise ValueError("not a JSON object")

@@ -33,7 +33,7 @@ class RandomTokens(Samples):
         return rows[:, :-1], rows[:, 1:]
 
 
-def open_random(config: RandomData, block_size: int, vocabulary: Vocabulary | None = None) -> Source:
+def open_random(config: RandomData, block_size: int, vocabulary: Vocabulary | None) -> Source:
     """No validation: there is nothing to learn. Raises UserError if the snapshot has another vocabulary."""
     own = Numbers(config.vocabulary)
     if vocabulary is not None and vocabulary.to_json() != own.to_json():

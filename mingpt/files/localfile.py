@@ -141,7 +141,7 @@ def check_tree(folder: str) -> None:
             check_file(os.path.join(above, name))
 
 
-def read_into(root: str, name: str, into: memoryview, start: int = 0) -> Iterator[memoryview]:
+def read_into(root: str, name: str, into: memoryview, start: int) -> Iterator[memoryview]:
     """Read a file below `root` from byte `start` on until `into` is full. Yields each piece of `into` as it is filled.
 
     Raises NotPlain, EOFError if the file ends too early, and OSError; one of BROKEN only after several tries.

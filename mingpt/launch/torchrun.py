@@ -1,9 +1,9 @@
 """Composes the torchrun command of a node from the options of `mingpt launch` and the platform's variables."""
 
-import argparse
 import errno
 import shlex
 import signal
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,7 +57,7 @@ class Torchrun:
     overrides: tuple[str, ...]
 
     @classmethod
-    def compose(cls, options: argparse.Namespace, environment: Mapping[str, str]) -> "Torchrun":
+    def compose(cls, options: Namespace, environment: Mapping[str, str]) -> "Torchrun":
         """Read the command line and the platform's variables.
 
         Raises UserError with all options that are missing or wrong.
@@ -164,7 +164,7 @@ class Torchrun:
 
 
 def _head(
-    options: argparse.Namespace, called: Names, place: Placement | None, backend: str, most: int, problems: list[str]
+    options: Namespace, called: Names, place: Placement | None, backend: str, most: int, problems: list[str]
 ) -> tuple[str, int, str]:
     """The host and port of the rendezvous' store, and the option that sets the host. Adds to `problems`."""
     if most == 1:
@@ -190,7 +190,7 @@ def _head(
     return host, number or (place.port if place else PORT), option
 
 
-def _own(options: argparse.Namespace, called: Names, place: Placement | None, most: int, host: str, option: str) -> str:
+def _own(options: Namespace, called: Names, place: Placement | None, most: int, host: str, option: str) -> str:
     """This node's address. Raises UserError if no route leads to `host`, that of the rendezvous."""
     if options.local_addr or most == 1:
         return str(options.local_addr or LOOPBACK)

@@ -6,7 +6,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from mingpt.errors import USER_ERROR, Hang, RolledBack
 from mingpt.observe.background import Background
 from mingpt.observe.console import bits_line, ended_line
 from mingpt.observe.events import AttemptEnded, AttemptFailed, BitsDiffer, Event, SnapshotLost
+from mingpt.snapshot.attempts import utc_now
 from mingpt.world.env import Env
 
 LIMIT_SECONDS = 5.0  # for an answer, and at the end of an attempt
@@ -74,9 +74,8 @@ class Alarms:
             self.close()
 
     def post(self, event: str, step: int | None, text: str) -> None:
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         what = {"event": event, "run": self.run, "attempt": self.attempt, "step": step, "text": redacted(text)}
-        self._background.put({**what, "host": socket.gethostname(), "at": now})
+        self._background.put({**what, "host": socket.gethostname(), "at": utc_now()})
 
     def close(self, seconds: float = LIMIT_SECONDS) -> None:
         self._background.close(seconds)

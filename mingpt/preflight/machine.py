@@ -32,8 +32,6 @@ def facts(config: Config, own: str) -> dict[str, Any]:
     """
     interface = network.interface_of(own)
     gpus, driver = _gpus()
-    disk = _free(config.snapshot.dir)
-    memory = _free(config.snapshot.hot_dir)
     return {
         "host": socket.gethostname(),
         "address": own,
@@ -46,8 +44,8 @@ def facts(config: Config, own: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": version_of("torch"),
         "project": f"{mingpt.__version__} {source_sha256()[:8]}",
-        "disk_free": disk,
-        "memory_free": memory,
+        "disk_free": _free(config.snapshot.dir),
+        "memory_free": _free(config.snapshot.hot_dir),
     }
 
 

@@ -80,7 +80,7 @@ class Bench:
         guard = self.context.update.guard
         return Saved(step, copies, guard.dropped, int(guard.skips))
 
-    def microbatches(self, step: int, drop: frozenset[int] = frozenset()) -> list[Microbatch]:
+    def microbatches(self, step: int, drop: frozenset[int]) -> list[Microbatch]:
         """The data of step number `step`, counted from 0. drop: positions in the batch whose targets do not count.
 
         So the mean is that over the targets of all others, and the others' dropout is as it was.

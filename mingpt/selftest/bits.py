@@ -55,7 +55,7 @@ def step_case(model_name: str, precision: str, kernel: str | None, device: torch
     shape, micro = SHAPES[device.type]
     how = [f"batch.micro_size={micro}", f"batch.global_size={micro}", f"precision={precision}", "train.threads=1"]
     compiled = f"train.compile={str(kernel is None).lower()}"
-    config = compose.configure([*MODELS[model_name], *shape, *how, compiled, "data=random", "run.dir=selftest"], 1)
+    config = compose.configure([*MODELS[model_name], *shape, *how, compiled, "data=random", "run.dir=selftest"])
     numerics.pin(config, device)
     model = build(config, VOCABULARY)
     # Some begin as zeros, and what lies behind a weight of zeros gets no gradient: wrong bits there would not be seen.

@@ -53,6 +53,10 @@ class Record:
 CLAIM_FILE = TypeAdapter(Record)
 
 
+def utc_now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
 def this_process() -> dict[str, Any]:
     """Who makes a claim. A pid means something on one boot, in one pid namespace: `machine`; "": not known.
 
@@ -206,7 +210,7 @@ class Attempt:
             for key in ("dropped", "undoes"):
                 if fields[key] is None:
                     del fields[key]
-            fields["at"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            fields["at"] = utc_now()
             del fields["number"]  # it is in the file's name
             if Folder(run_dir).create(_name(number), json.dumps(fields).encode()):
                 return cls(run_dir, record)

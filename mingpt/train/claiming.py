@@ -5,7 +5,6 @@ Two at a time would write snapshots of two pasts.
 
 import time
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 from mingpt.cli.console import printable, say
 from mingpt.config.configfile import public_config
@@ -14,7 +13,7 @@ from mingpt.data.source import Source
 from mingpt.errors import UserError
 from mingpt.files.folder import alone
 from mingpt.observe.ledger import accounts, duration
-from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here
+from mingpt.snapshot.attempts import TRAIN, Attempt, RunRecord, is_visible, records, runs_here, utc_now
 from mingpt.snapshot.format import VALIDATION
 from mingpt.tiers import hot
 from mingpt.tiers.tiers import Tiers
@@ -102,7 +101,7 @@ def claim_attempt(config: Config, source: Source, origin: Origin, tiers: Tiers, 
         "attempt": attempt,
         "from_step": origin.step,
         "world_size": world.size,
-        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "at": utc_now(),
         "numerics": origin.numerics,
         "conditional_puts": world.run_on_main(lambda: tiers.store.conditional_puts),
     }
