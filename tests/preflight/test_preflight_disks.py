@@ -25,7 +25,16 @@ def preflight(two: list[Machine], *overrides: str, second: Sequence[str] = ()) -
     port, nodes = free_port(), []
     for rank, machine in enumerate(two):
         options = ["--nnodes=2", f"--node-rank={rank}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-        command = [*machine.enter(), *(second if rank else ()), sys.executable, "-m", "mingpt.preflight", *options, "data=random", *overrides]
+        command = [
+            *machine.enter(),
+            *(second if rank else ()),
+            sys.executable,
+            "-m",
+            "mingpt.preflight",
+            *options,
+            "data=random",
+            *overrides,
+        ]
         nodes.append(Node(command))
     codes = [node.wait() for node in nodes]
     return codes, "".join(node.output for node in nodes)
