@@ -17,12 +17,19 @@ NAME = re.compile(rf"(?:^|.*[._\-])(?:{SECRET_NAME}|key|credentials?)$", re.I)
 # Inside a text: `data.token=…`, `AccountKey=…`, `'token': '…'`, `{token: …}`. Not a bare `key=` or `token: …`, which
 # our messages use for any key, and not `health.notify=null`: no value is no secret.
 NAMED_KEY = rf"{SECRET_NAME}|credentials?|[\w]\.key|--key|(?<=['\"])key(?=\\*['\"])|(?-i:[a-z0-9]Key)"
+# A list or a dict, to the bracket that closes it: brackets in its texts count for nothing, and NESTED may be in it.
+QUOTED = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
+NESTED = "(?!)"
+for _ in range(4):  # levels, outwards
+    NESTED = rf"[\[{{(](?:{QUOTED}|{NESTED}|[^\[\](){{}}'\"\n])*[\]}})]"
+WORD = r"[^\s'\"]%s?(?=[:;,.)\]}]*(?:[\s'\"]|$))"  # to its end, without what belongs to the sentence
 NAMED_VALUE = (
     r"('\"'\"'|\\+['\"])[^'\"]+",  # quotes that were quoted: by a shell, or with a backslash by Python and JSON
     r"(')(?:\\.|[^'\\])+",
     r'(")(?:\\.|[^"\\])+',
-    r"[\[{(].*[\]})]",  # a list or a dict: to the last bracket of the line, since texts in it may have brackets, too
-    r"[^\s'\"]+?(?=[:;,.)\]}]*(?:[\s'\"]|$))",
+    rf"{NESTED}{WORD % '*'}",
+    r"[\[{(].*[\]})]",  # one that nothing closes, or with more levels: to the line's last bracket
+    WORD % "+",
 )
 NAMED = re.compile(rf"(?i)((?:{NAMED_KEY})(?:=|\\*['\"]\s*:\s*))(?!(?:null|None)\b)(?:{'|'.join(NAMED_VALUE)})")
 BRACES = re.compile(r"\{.*\}")

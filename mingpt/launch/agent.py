@@ -68,7 +68,8 @@ class Agent(LocalElasticAgent):
         self.over = False  # the exit code is decided: a signal that comes now must not change it
         self.ending: Ending | None = None  # of the latest attempt
         self._ended_workers: object = None  # the process context that `ending` describes
-        self._newest = newest()  # when the agent last saw progress
+        first = newest()
+        self._newest = {first.host: first.step}  # by the disk that has the run, when the agent last saw progress
 
     @property
     def has_workers(self) -> bool:
@@ -129,11 +130,12 @@ class Agent(LocalElasticAgent):
         else:
             # Progress is a new snapshot, not a new step: a run that dies every 300 steps and saves every 500 makes new
             # steps for ever.
-            seen, newest = self._newest, self.newest()
+            newest = self.newest()
             # The steps of a run on another disk are not comparable with those that this node had: its copy of the run
-            # may be from before a rewind, and its marker may tell of a run that is lost.
-            if newest.step > (seen.step if newest.host == seen.host else 0):
-                self._newest = newest
+            # may be from before a rewind, and its marker may tell of a run that is lost. Each disk has its own count,
+            # so that a run which goes there and back makes no progress by that.
+            if newest.step > self._newest.get(newest.host, 0):
+                self._newest[newest.host] = newest.step
                 self._remaining_restarts = self.limit
             if self._remaining_restarts:
                 fruitless = self.limit - self._remaining_restarts

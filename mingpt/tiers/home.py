@@ -135,7 +135,17 @@ class HomeSearch:
         Raises UserError or TransientError in all of them, after all have told what they see. Nothing is left in the
         folders but what was there.
         """
-        run, snapshots = Folder(self.config.run.dir), Store(self.config.snapshot.dir)
+        try:
+            run, snapshots = Folder(self.config.run.dir), Store(self.config.snapshot.dir)
+        except (UserError, TransientError) as error:  # a store's package is missing on this node, for instance
+            # Told in the same turns as below: the others wait for this process, and take what comes in their order.
+            gather(None)
+            env = Env.read()
+            unable = Sighting(socket.gethostname(), env.node, env.head, False, problem=Trouble.of(error))
+            sightings = _gathered(gather, unable)
+            gather(None)
+            _raise_first(one.problem for one in sightings)
+            raise  # never reached: this process's own is among them
         # A probe in run.dir tells of a snapshot.dir below it, too.
         inside = self.config.snapshot.dir.startswith(self.config.run.dir.rstrip("/") + "/")
         probe = _Probe([place for place in ([run] if inside else [run, snapshots]) if place.local])
@@ -169,7 +179,7 @@ class HomeSearch:
             sees_run=seen(run), sees_snapshots=seen(snapshots),
             **(self._of_node() if run.local and first else {}),
         )  # fmt: skip
-        return [SIGHTING.validate_python(one) for one in gather(asdict(sighting))]
+        return _gathered(gather, sighting)
 
     def _of_node(self) -> dict[str, Any]:
         """The fields of a Sighting that hold for a whole node."""
@@ -189,6 +199,11 @@ class HomeSearch:
     def _in_memory(self, marker: Marker) -> tuple[str, int] | None:
         memory = hot.find_hot(self.config.snapshot.hot_dir, self.config.run.dir, marker.run)
         return (memory.root, max(memory.steps())) if memory and memory.steps() else None
+
+
+def _gathered(gather: Gather, own: Sighting) -> list[Sighting]:
+    """What all processes have seen, by rank. own: what this one tells."""
+    return [SIGHTING.validate_python(one) for one in gather(asdict(own))]
 
 
 def choose(sightings: Sequence[Sighting], shown: str, anew: bool) -> tuple[list[int], Home]:

@@ -11,7 +11,8 @@ from mingpt.cli.redact import is_secret, without_secrets
 from mingpt.compose import compose
 from mingpt.config import plugin
 from mingpt.config.section import Own
-from mingpt.errors import USER_ERROR, UserError
+from mingpt.errors import USER_ERROR, TransientError, UserError
+from mingpt.preflight.places import write
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from tests.kits.paths_kit import ROOT
@@ -168,6 +169,14 @@ def test_code_of_ones_own_fails_without_its_secrets(value: str, output: Callable
             assert CANARY in str(error.value)
             say(str(error.value))
             nowhere(output())
+
+
+def test_preflight_tells_no_secret(output: Callable[[], str]) -> None:
+    for url in URLS:
+        with pytest.raises((UserError, TransientError)) as failed:
+            write([("run.dir", url)], "me", url)
+        say(str(failed.value))
+        nowhere(output())
 
 
 def test_names_of_keys() -> None:

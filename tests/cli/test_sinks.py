@@ -87,6 +87,16 @@ SENTENCES = [
         "(more={'myKey': '***', 'key': '***', 'n': 1, 'my_password': ***})",
     ),
     ("{a: {b: 1}, hf_token: abc, key: 'd e'}", "{a: {b: 1}, hf_token: ***, key: '***'}"),
+    # A list ends with the bracket that closes it; one that nothing closes, or is nested deeper, with the line's last.
+    (
+        "api_key=[abc] is wrong: give api_key=… (see docs/observe.md)",
+        "api_key=*** is wrong: give api_key=*** (see docs/observe.md)",
+    ),
+    ("a_token=['x]', {'b': (1, \"}\")}], then [see] (docs)", "a_token=***, then [see] (docs)"),
+    ("(n=1, more={'a_token': ['x', ']']}, z=[1])", "(n=1, more={'a_token': ***}, z=[1])"),
+    ("password=(a)b)c: see (docs)", "password=***: see (docs)"),
+    ("password=[it's x y] z] w", "password=*** w"),
+    ("password=[[[[[[a] b] c] d] e] f] g", "password=*** g"),
     ("runs/a@1200 and s3://bucket/run@1200", "runs/a@1200 and s3://bucket/run@1200"),
 ]
 

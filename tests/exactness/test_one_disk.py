@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from mingpt.snapshot.reader import read
+from mingpt.snapshot.store import Store
 from mingpt.tiers.hot import find_run_id
 from tests.kits.disk_kit import OPENED, RUN, SHAPE, Ended, Machine, Nodes, machines, train
 from tests.kits.node_kit import needs_mount
@@ -222,6 +224,39 @@ def test_the_newest_claim_decides(four: list[Machine], run: Run, expected: dict[
     one = {"run": id_of(ada), "host": ada.name, "attempt": 4, "step": 12}
     assert [marker(bob), marker(cyd)] == [one, one]
     refused([(bob, 1), (cyd, 1)], run, until(16))
+
+
+@pytest.mark.nightly
+def test_two_of_three_share_a_disk(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
+    ada, bob, cyd, dan = four
+    bob.disk = ada.disk
+    ended = finished([(cyd, 1), (bob, 1), (ada, 1)], run, until(4), head=ada)
+    assert only_marker(cyd)
+    ended = finished([(cyd, 1), (dan, 1), (bob, 1)], run)  # one of the two is enough
+    assert resumed(ended) == [4]
+    assert bob.digests() == expected
+    assert MARKER not in bob.files()
+    one = {"run": id_of(bob), "host": "bob", "attempt": 2, "step": 12}
+    assert [marker(cyd), marker(dan)] == [one, one]
+    assert [only_marker(cyd), only_marker(dan)] == [True, True]
+
+
+@pytest.mark.nightly
+def test_snapshots_that_all_see(four: list[Machine], run: Run, tmp_path: Path, expected: dict[int, str]) -> None:
+    """All write them, and their claims are on one disk."""
+    ada, bob, *_ = four
+    bob.umask = 0o027
+    there = Store(f"{tmp_path}/snapshots")
+    run.overrides = (*run.overrides, f"snapshot.dir={there.url}")
+    finished([(ada, 1), (bob, 1)], run, until(4))
+    assert {path.stat().st_mode & 0o777 for path in Path(there.root).rglob("*.safetensors")} == {0o644, 0o640}
+    assert resumed(finished([(bob, 1), (ada, 1)], run)) == [4]
+    assert {step: read(there, step).manifest.digest for step in there.steps()} == expected
+    assert only_marker(bob)
+    assert sorted(name for name in ada.files() if "/attempts/" in name) == [
+        f"{RUN}/attempts/00001.json", f"{RUN}/attempts/00002.json",
+    ]  # fmt: skip
+    refused([(bob, 1)], run, until(16))
 
 
 @pytest.mark.nightly

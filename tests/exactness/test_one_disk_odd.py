@@ -114,14 +114,11 @@ def test_two_jobs_at_once(three: list[Machine], run: Run) -> None:
 
 
 def test_snapshots_elsewhere_survive_the_node(three: list[Machine], run: Run, tmp_path: Path) -> None:
-    """docs/snapshots.md: snapshot.dir that all see, so that all write them; and the node with run.dir is gone."""
+    """docs/snapshots.md: snapshot.dir that all see, and the node with run.dir is gone."""
     ada, bob, _ = three
-    bob.umask = 0o027
     run.overrides = (*run.overrides, f"snapshot.dir={tmp_path}/snapshots")
     ended = train([(ada, 1), (bob, 1)], run.arguments("train.max_steps=4"))
     assert ended.codes == [[0], [0]]
-    parts = tmp_path.joinpath("snapshots").rglob("*.safetensors")
-    assert {path.stat().st_mode & 0o777 for path in parts} == {0o644, 0o640}
     ended = train([(bob, 1)], run.arguments())
     assert ended.codes == [[64]]
     ended = train([(bob, 1)], run.arguments("resume.anew=true"))

@@ -145,3 +145,16 @@ def test_the_steps_of_the_run_are_progress_though_this_node_had_higher_ones(else
         left.append(own._remaining_restarts)
         own._remaining_restarts = max(0, left[-1] - 1)
     assert left == [3, 3, 3]
+
+
+def test_there_and_back_without_a_new_step_is_no_progress() -> None:
+    """This node has a copy of a run that another's disk has, too, and the two change places in each attempt."""
+    here, there = Newest(100), Newest(50, "ada")
+    places = iter([here, there, here, there, here, here])  # the first: as the agent starts
+    own = an_agent(Answers(0), lambda: next(places))
+    left = []
+    for _ in range(5):
+        own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
+        left.append(own._remaining_restarts)
+        own._remaining_restarts = max(0, left[-1] - 1)
+    assert left == [3, 2, 1, 0, 0]  # the other's disk counts once

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,11 +20,21 @@ def two(tmp_path: Path) -> Iterator[list[Machine]]:
         yield made
 
 
-def preflight(two: list[Machine], *overrides: str) -> tuple[list[int], str]:
+def preflight(two: list[Machine], *overrides: str, second: Sequence[str] = ()) -> tuple[list[int], str]:
+    """second: what stands before the second one's command."""
     port, nodes = free_port(), []
     for rank, machine in enumerate(two):
         options = ["--nnodes=2", f"--node-rank={rank}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-        command = [*machine.enter(), sys.executable, "-m", "mingpt.preflight", *options, "data=random", *overrides]
+        command = [
+            *machine.enter(),
+            *(second if rank else ()),
+            sys.executable,
+            "-m",
+            "mingpt.preflight",
+            *options,
+            "data=random",
+            *overrides,
+        ]
         nodes.append(Node(command))
     codes = [node.wait() for node in nodes]
     return codes, "".join(node.output for node in nodes)
@@ -65,3 +75,15 @@ def test_the_node_that_has_the_run_cannot_write(two: list[Machine]) -> None:
     assert codes == [64, 64], said
     assert "problem on bob (run.dir): run.dir=runs/x" in said
     assert "problem on ada" not in said
+
+
+def test_a_store_that_one_node_has_no_package_for(two: list[Machine], tmp_path: Path) -> None:
+    """As with a missing s3fs. The cause is told once, and a recipe does not try again."""
+    block = "import sys; sys.modules['fsspec.implementations.memory'] = None"
+    (tmp_path / "sitecustomize.py").write_text(block)
+    codes, said = preflight(two, "run.dir=memory://x/run", second=["env", f"PYTHONPATH={tmp_path}"])
+    assert codes == [64, 64], said
+    bad = [line for line in said.splitlines() if line.startswith(("problem", "unreachable"))]
+    assert len(bad) == 2, said  # the same line in both nodes' output
+    assert bad[0] == bad[1]
+    assert bad[0].startswith("problem on bob (run.dir): run.dir=memory://x/run: "), said

@@ -3,8 +3,11 @@
 import errno
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -307,3 +310,40 @@ def test_a_disk_that_fails_at_a_start_is_tried_again(
     monkeypatch.setattr("mingpt.files.localfile.PAUSES", (0.0, 0.0))
     with pytest.raises(TransientError, match=os.strerror(number)):
         search.settle(Other(tmp_path, replace(GONE, marker=None)))
+
+
+class Apart:
+    """Two nodes, each in a thread. What they gather is paired turn by turn, as over a store."""
+
+    def __init__(self) -> None:
+        self.turn = Barrier(2, timeout=20)
+        self.values: list[Any] = [None, None]
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self.values[rank] = value
+        self.turn.wait()
+        values = [*self.values]
+        self.turn.wait()  # before the next turn's values come
+        return values
+
+    def settle(self, rank: int, search: HomeSearch) -> str:
+        """How it ends on this node."""
+        try:
+            search.settle(partial(self.gather, rank))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "settled"
+
+
+@pytest.mark.parametrize("there", ["", "memory://x/run"], ids=["a disk", "a bucket"])
+def test_a_store_that_one_node_has_no_package_for(there: str, search: HomeSearch, tmp_path: Path) -> None:
+    """The others hear why in the same turn, and all end with that cause and its exit code."""
+    two = Apart()
+    searches = [HomeSearch(configured(f"run.dir={there}")) if there else search]
+    searches.append(HomeSearch(configured("run.dir=nowhere://x/run")))
+    with ThreadPoolExecutor(2) as pool:
+        ends = [*pool.map(two.settle, range(2), searches)]
+    assert ends[0] == ends[1]
+    assert ends[0].startswith("UserError: run.dir=nowhere://x/run: ")
+    assert not two.turn.broken
+    assert [*tmp_path.iterdir()] == []
