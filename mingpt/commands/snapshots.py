@@ -13,7 +13,7 @@ from mingpt.cli.console import as_lines, columns, counted, printable, say, say_j
 from mingpt.config.keys import declared, leaves
 from mingpt.config.schema import Schedule, Snapshot
 from mingpt.errors import OF_ONE, Damaged, OtherFormat, Unreadable, UserError
-from mingpt.report.runs import listed, table
+from mingpt.report.runs import UNREADABLE, listed, table
 from mingpt.snapshot.attempts import parent_of
 from mingpt.snapshot.elsewhere import look_elsewhere
 from mingpt.snapshot.format import MANIFEST, Manifest
@@ -174,15 +174,17 @@ def list_command(options: Options) -> int:
     if options.json:
         say_json({name: asdict(e) for name, e in runs.items()} or [asdict(e) for e in entries])
     elif runs:
-        bad = [f"{name}: newest snapshot: {e.state}: {e.problem}" for name, e in runs.items() if e.problem]
-        say("\n".join([table(listed(options.url)), *map(printable, bad)]))
+        rows = listed(options.url)  # opens each run's history, which `--json` does without
+        said = {row["run"] for row in rows if row["state"] == UNREADABLE}  # by a line of its own
+        bad = [f"{n}: newest snapshot: {e.state}: {e.problem}" for n, e in runs.items() if e.problem and n not in said]
+        say("\n".join([table(rows), *map(printable, bad)]))
     else:
         say(as_lines(columns([TITLES, *map(_row, entries)])))
     return int(any(e.state == DAMAGED for e in entries))
 
 
 def _newest(store: Store) -> Entry | None:
-    """Of a run, one of many; None: there is no snapshot."""
+    """The newest snapshot of a run, one of many; None: there is no snapshot."""
     try:
         if not (steps := store.steps()):
             return None

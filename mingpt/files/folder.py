@@ -31,6 +31,7 @@ from mingpt.files.storage import hub_folder, is_denied, is_local, may_pass, open
 LARGEST = 2**28  # bytes of a file: metrics of a million logged steps
 # What is written there, besides snapshots.
 FILES = ("run-id", "elsewhere.json", "config.yaml", "report.html")
+EVENTS = "events.out.tfevents*"  # TensorBoard's
 FOLDERS = ("attempts", "metrics", "trace", "ledger", "profile", "memory")
 ANY = re.compile(".*", re.S)
 NEIGHBOURS = 5  # files that are asked for when one can't be read
@@ -76,9 +77,9 @@ class Folder:
         """Raise UserError for a link, a FIFO or a device in place of what a run writes; locally."""
         if self.local:
             with self.named_errors():
-                for name in FILES:
+                for path in (*map(self.path, FILES), *map(str, Path(self.root).glob(EVENTS))):
                     with suppress(FileNotFoundError):
-                        check_file(self.path(name))
+                        check_file(path)
             for name in FOLDERS:
                 self.find(name, ANY)
 

@@ -53,12 +53,14 @@ function between({ x, y }, at) {
   return y[low] + ((y[high] - y[low]) * (at - x[low])) / (x[high] - x[low]);
 }
 
+const hasParent = run => run.fork?.of != null; // a fork whose parent is in the page
+
 // From a step to its place on the x axis; null where the run has not recorded it. A fork goes on from its parent's.
 function axisOf(run, depth = 0) {
   const known = { tokens: run.curves.tokens_seen, hours: run.hours }[chosen.x];
   if (!known) return step => step;
   if (known.x.length < 2) return () => null;
-  const before = run.fork && chosen.x === "hours" && depth < 20 ? axisOf(runs[run.fork.of], depth + 1)(run.fork.step) : 0;
+  const before = hasParent(run) && chosen.x === "hours" && depth < 20 ? axisOf(runs[run.fork.of], depth + 1)(run.fork.step) : 0;
   return step => between(known, step) + before;
 }
 
@@ -105,7 +107,7 @@ function means({ x, y }, size, skipped) {
 // A run's points by step; before a fork's own those of its parent, if that is in the page: it has them, too.
 function pointsOf(run, chart, depth = 0) {
   const own = run.curves[chart.key];
-  if (!run.fork || depth > 20) return own;
+  if (!hasParent(run) || depth > 20) return own;
   const { of, step } = run.fork, before = own.x.filter(at => at <= step).length;
   if (!chart.forks) return { x: own.x.slice(before), y: own.y.slice(before) };
   const { x, y } = pointsOf(runs[of], chart, depth + 1);
@@ -125,7 +127,7 @@ function linesOf(run, chart) {
     const quarter = (own.x.at(-1) - own.x[0]) / own.x.length / 4; // each group: its least, then its largest value
     raw = { x: own.x.flatMap(step => [step - quarter, step + quarter]), y: own.low.flatMap((low, i) => [low, own.high[i]]) };
   }
-  return { raw, mean: { x, y: mean }, leaves: run.fork && chart.forks && x.length ? [x[0], mean[0]] : null };
+  return { raw, mean: { x, y: mean }, leaves: hasParent(run) && chart.forks && x.length ? [x[0], mean[0]] : null };
 }
 
 // --- what a chart shows: uPlot's series, each with its own x, put into one table ---
@@ -175,16 +177,16 @@ function fit(chart) {
 
 // Places of ticks on a logarithmic axis: powers of ten, or round numbers where it has fewer than two of these.
 function logTicks(u, axis, low, high) {
-  const found = [], decades = Math.log10(high / low);
+  const ticks = [], decades = Math.log10(high / low);
   if (decades < 1) {
     const rough = (high - low) / 5, size = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].find(m => size * m >= rough) * size;
-    for (let k = Math.ceil(low / step); k * step <= high; k++) found.push(+(k * step).toPrecision(9));
-    return found;
+    for (let k = Math.ceil(low / step); k * step <= high; k++) ticks.push(+(k * step).toPrecision(9));
+    return ticks;
   }
   for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++)
-    for (const m of decades > 3 ? [1] : [1, 2, 5]) if (m * 10 ** power >= low && m * 10 ** power <= high) found.push(m * 10 ** power);
-  return found;
+    for (const m of decades > 3 ? [1] : [1, 2, 5]) if (m * 10 ** power >= low && m * 10 ** power <= high) ticks.push(m * 10 ** power);
+  return ticks;
 }
 
 // --- what lies behind and upon the curves ---
@@ -246,8 +248,8 @@ function tellCursor(u, line) {
   const { left } = u.cursor, at = axisOf(runs[0]), said = [];
   if (alone && left >= 0) {
     const x = u.posToVal(left, "x");
-    const found = bands.find(({ first, last }) => at(first) <= x && x <= at(last));
-    if (found) said.push(`attempt ${found.number}: ${found.kind} ${found.host}`);
+    const attempt = bands.find(({ first, last }) => at(first) <= x && x <= at(last));
+    if (attempt) said.push(`attempt ${attempt.number}: ${attempt.kind} ${attempt.host}`);
     for (const [step, , words] of runs[0].marks) if (Math.abs(u.valToPos(at(step), "x") - left) < 6) said.push(words);
   }
   line.textContent = said.join("; ") || "\u00a0";
@@ -360,8 +362,8 @@ function tools() {
   const axis = make("select", {}, ...Object.entries(AXES).map(([value, words]) => make("option", { value }, words)));
   axis.onchange = () => { chosen.x = axis.value; drawAll(); };
   const mean = make("input", { type: "range", min: 0, max: WINDOWS.length - 1, value: chosen.mean });
-  const told = make("output");
-  const tell = () => { told.textContent = chosen.mean ? ` ${WINDOWS[chosen.mean].toLocaleString("en")} steps` : " none"; };
+  const size = make("output");
+  const tell = () => { size.textContent = chosen.mean ? ` ${WINDOWS[chosen.mean].toLocaleString("en")} steps` : " none"; };
   mean.oninput = () => { chosen.mean = +mean.value; tell(); drawAll(); };
   tell();
   const part = (words, share) => {
@@ -372,7 +374,7 @@ function tools() {
   place.append(
     make("div", { className: "tools" },
       make("label", {}, "x: ", axis), check("log x", "logX"), check("log y", "logY"), check("all values", "all"),
-      make("label", {}, "mean of ", mean, told),
+      make("label", {}, "mean of ", mean, size),
       make("span", {}, part("all", 1), part("last half", 0.5), part("last tenth", 0.1))),
     make("p", { className: "soft" }, "Drag to zoom, double-click to go back; click a name to hide its curve."),
   );

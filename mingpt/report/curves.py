@@ -29,7 +29,10 @@ def groups(x: Floats, y: Floats, most: int = POINTS) -> tuple[Floats, Floats, Fl
 
 
 def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Of each run: its curves by step, its attempts, its skipped steps, and which of the others it was forked from."""
+    """What is drawn of each run: its curves by step, its attempts, its skipped steps, and what it was forked from.
+
+    fork.of: the parent's place among the runs; None if it is not one of them.
+    """
     most = min(POINTS, ALL_POINTS // len(runs) + 1)
     return [_of_run(run, runs, most) for run in runs]
 
@@ -47,7 +50,7 @@ def _of_run(run: Run, runs: Sequence[Run], most: int) -> dict[str, Any]:
         "curves": {name: _points(curve, most) for name, curve in drawn.items()},
         "attempts": [_of_attempt(run, account) for account in run.attempts[-MARKS:]],
         "skipped": skipped[-MARKS:],
-        "fork": {"of": of, "step": parent.step} if parent and of is not None else None,
+        "fork": {"of": of, "step": parent.step} if parent else None,
     }
 
 
@@ -66,7 +69,12 @@ def _of_attempt(run: Run, account: Account) -> dict[str, Any]:
 
 
 def _points(curve: Curve, most: int) -> dict[str, list[float]]:
-    """A curve in six digits. low, high: the range of each group, where points stand for groups."""
+    """A curve as JSON. low, high: the range of each group, where points stand for groups."""
     x, mean, low, high = groups(curve.steps, curve.values, most)
     parts = {"x": x, "y": mean} | ({"low": low, "high": high} if mean is not low else {})
-    return {name: [float(f"{value:.6g}") for value in part.tolist()] for name, part in parts.items()}
+    return {name: [_short(value) for value in part.tolist()] for name, part in parts.items()}
+
+
+def _short(value: float) -> float:
+    """In six digits, but to a tenth at least: steps and tokens in their millions stay apart."""
+    return float(f"{value:.6g}") if abs(value) < 1e5 else round(value, 1)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from datetime import datetime, timezone
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.report.curves import curves, groups
 from mingpt.report.html import Html, document, table_of, text
 from mingpt.report.reading import Run
-from mingpt.report.runs import OTHER_PARTS, cells, measured_apart, went, with_defaults, with_settings
+from mingpt.report.runs import OTHER_PARTS, cells, measured_apart, moment, went, with_defaults, with_settings
 
 SAMPLES = 20  # texts that are shown
 MEASURED = {"val_loss": "validation loss", "val_bits_per_byte": "bits per byte", "val_accuracy": "accuracy"}
@@ -95,20 +94,13 @@ def _head(run: Run) -> str:
     return f'{title}<dl class="card">{shown}</dl>{goodput}{digest}'
 
 
-def _moment(at: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):  # unknown, or no year
-        return "–"
-
-
 def _attempts(run: Run) -> str:
     def row(a: Account) -> tuple[object, ...]:
         kept = run.kept[a.attempt]
         steps = f"{a.from_step + 1:,} to {kept:,}" if kept > a.from_step else f"none, from {a.from_step:,}"
         spent = a.until - a.started
         lasted = duration(spent) if math.isfinite(spent) else "–"
-        return a.attempt, steps, a.processes or "–", a.host or "–", _moment(a.started), lasted, a.end or "–"
+        return a.attempt, steps, a.processes or "–", a.host or "–", moment(a.started) or "–", lasted, a.end or "–"
 
     head = ("attempt", "steps kept", "processes", "host", "started (UTC)", "time", "end")
     kept = f"Snapshots there: {text(', '.join(map(str, run.past.steps)), 300)}." if run.past.steps else ""

@@ -84,7 +84,7 @@ class Run:
 
     @property
     def lr(self) -> Curve:
-        """Of each step, from its config; as it was logged where that does not tell, as with a schedule of one's own."""
+        """The rate of each step, from its config; as logged where that does not tell, as with one's own schedule."""
         try:
             return Curve.of(*np.concatenate([_rates(s, self.last_step) for s in self.past.stretches], axis=1))
         except (UserError, ValueError, TypeError, LookupError, ArithmeticError):  # a stranger's config may be anything
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def parameters(self) -> int:
-        """Of the newest snapshot's model; 0 where there is none."""
+        """How many the newest snapshot's model has; 0 without a snapshot."""
         tensors = self.manifest.tensors.values() if self.manifest else ()
         return sum(math.prod(info.shape) for info in tensors if info.part.startswith("model"))
 
@@ -104,13 +104,13 @@ class Run:
         kept = (self.kept[a.attempt] for a in self.attempts if self.kept[a.attempt] > a.from_step)
         return max([*kept, *self.past.steps[-1:]], default=0)
 
-    @property
+    @cached_property
     def settings(self) -> Mapping[str, Any]:
         """The config of the newest attempt, plain; empty where nothing tells it."""
         return read_config(self.past.folder) or (self.manifest.config if self.manifest else {})
 
     def _end(self, account: Account, newest: Account) -> str:
-        """Of an attempt that has noted none. A claim says which process made it, which may be alive."""
+        """The end of an attempt that has noted none. A claim says which process made it, which may be alive."""
         if account is not newest:
             return "killed"
         claim = self.past.claims.get(account.attempt)

@@ -6,6 +6,7 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from mingpt.cli.console import as_lines, columns, complain, shortened
@@ -20,7 +21,7 @@ from mingpt.snapshot.store import SNAPSHOTS
 
 Row = dict[str, Any]
 OWN = ("run", "snapshot.dir")  # settings that differ between any two runs
-COLUMNS = ("run", "state", "date", "model", "step", "loss", "val_loss", "val_share")
+COLUMNS = ("run", "state", "date (UTC)", "model", "step", "loss", "val_loss", "val_share")
 INNER = ("val_tokens", "config", "of")  # what a row has, too, and no column shows
 NOT_STARTED, UNREADABLE = "not started", "can't be read"  # the states of runs that have no figures
 LONGEST = 40  # characters of a state: of a run that failed it begins the reason
@@ -31,7 +32,7 @@ OTHER_PARTS = (
 
 
 def rows(folder: str) -> list[Row]:
-    """As `listed`, with the settings in which the runs differ."""
+    """The rows of `listed`, with the settings in which the runs differ."""
     return with_settings(listed(folder))
 
 
@@ -52,7 +53,7 @@ def listed(folder: str) -> list[Row]:
     # A run's own folder of snapshots would stand for that run, and has no others in it.
     names = [name for name in Folder(folder, "DIR").subfolders() if name != SNAPSHOTS]
     found = [row for name in names if (row := _row(f"{folder.rstrip('/')}/{name}"))]
-    return sorted(found, key=lambda row: row["date"] or "", reverse=True)
+    return sorted(found, key=lambda row: row["date (UTC)"] or "", reverse=True)
 
 
 def runs_of(found: list[Row]) -> list[Run]:
@@ -82,7 +83,8 @@ def went(run: Run) -> Row:
     return {
         "run": _name(run.past.folder),
         "state": shortened(ended or "", LONGEST),
-        "date": time.strftime("%Y-%m-%d %H:%M", time.localtime(max(noted))) if noted else None,
+        # A forged time must not put a run above all others for ever.
+        "date (UTC)": moment(min(max(noted), time.time()))[:16] if noted else None,
         "model": " ".join(str(part) for part in model if part),
         "step": run.last_step,
         "loss": run.past.last_of("loss"),
@@ -92,6 +94,14 @@ def went(run: Run) -> Row:
         "config": run.settings,
         "of": run,
     }
+
+
+def moment(at: float) -> str:
+    """A time of day in UTC, to the second; empty if it is unknown, or in no year."""
+    try:
+        return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def _name(url: str) -> str:

@@ -42,12 +42,21 @@ def test_three_verbs_show_one_table_the_newest_run_first() -> None:
     assert titles == [*COLUMNS]
     assert [row[0] for row in rows] == ["b", "a", "c"]
     newest, oldest, unborn = (dict(zip(titles, row, strict=True)) for row in rows)
-    ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(START + 90_060))
-    assert (newest["date"], newest["model"], newest["step"]) == (ended, "modern", "5")
+    ended = time.strftime("%Y-%m-%d %H:%M", time.gmtime(START + 90_060))
+    assert (newest["date (UTC)"], newest["model"], newest["step"]) == (ended, "modern", "5")
     assert newest["state"].startswith("failed: no room")
     assert len(newest["state"]) < 50
     assert (oldest["state"], oldest["step"], oldest["val_loss"]) == ("finished", "30", "1.5")
-    assert (unborn["state"], unborn["date"], unborn["step"]) == ("not started", "–", "0")
+    assert (unborn["state"], unborn["date (UTC)"], unborn["step"]) == ("not started", "–", "0")
+
+
+def test_no_clock_of_a_stranger_puts_a_run_after_now() -> None:
+    Made("runs/a").attempt(4, 30, 31, parent=3, until=9e15)
+    Made("runs/d").attempt(1, 0, 1, started=-9e15, until=-9e15)
+    before = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    dates = {row[0]: row[2] for row in lines_of("log runs")}
+    assert before <= dates["a"] <= time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    assert dates["d"] == "–"
 
 
 def test_log_tells_of_each_run_behind_the_table_and_of_one_run_there_is_none() -> None:

@@ -140,6 +140,14 @@ def test_list_of_a_folder_of_runs_is_a_table_of_them() -> None:
     assert mingpt("snapshots list .", code=1).splitlines()[-1].startswith("run: newest snapshot: DAMAGED: ")
 
 
+def test_a_run_of_a_folder_that_cant_be_read_is_told_of_once() -> None:
+    save(store("b"), 7)
+    Path("run/elsewhere.json").symlink_to("x")
+    _, *lines = mingpt("snapshots list .", code=1).splitlines()
+    assert [re.split("  +", line)[1] for line in lines if line.startswith("run")] == ["can't be read"]
+    assert mingpt.err.count("elsewhere.json") == 1
+
+
 # --- prune ---
 
 

@@ -16,7 +16,8 @@ from mingpt.world.lifetime import Lifetime
 from tests.kits.replay_kit import files_of
 
 # What a run writes at its next start, or may have written.
-LATER = ("trace/attempt-00002-000000013.bin", "events.out.tfevents.0000000002.0000000000",
+EVENTS = "events.out.tfevents.0000000002.0000000000"
+LATER = ("trace/attempt-00002-000000013.bin", EVENTS,
          "metrics/attempt-00002.jsonl", "ledger/attempt-00002.json", "attempts/00002.json", "profile/x.txt",
          *FILES, *FOLDERS)  # fmt: skip
 
@@ -117,7 +118,7 @@ def test_no_verb_opens_anything_but_plain_files(
         code = call(verb, run=run, new=new, text=f"data.path={text}", start=tmp_path / "start")
         signal.alarm(0)
         inside = case.split()[0]
-        refused = verb in WHOLE and inside.partition("/")[0] in (*FILES, *FOLDERS) and inside.count("/") < 2
+        refused = verb in WHOLE and inside.partition("/")[0] in (*FILES, *FOLDERS, EVENTS) and inside.count("/") < 2
         if code not in ((USER_ERROR,) if refused and not case.endswith("folder") else (0, 1, USER_ERROR)):
             wrong.append(f"{case}: {code}")
         capsys.readouterr()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-SECONDS = 120.0  # for an answer, on a busy machine
+SECONDS = 120.0  # for an answer or an event, on a busy machine
 
 
 class Browser:
@@ -46,8 +46,9 @@ class Browser:
         if self.session:
             message["sessionId"] = self.session
         os.write(self.commands, json.dumps(message).encode() + b"\0")
+        until = time.monotonic() + SECONDS
         while True:
-            told = self._next()
+            told = self._next(until)
             if told.get("id") == self.number:
                 if "error" in told:
                     raise RuntimeError(f"{method}: {told['error']}")
@@ -56,22 +57,25 @@ class Browser:
 
     def wait(self, method: str) -> None:
         """For an event since the last `open`."""
-        while not any(event.get("method") == method for event in self.events):
-            self.events.append(self._next())
-
-    def _next(self) -> dict[str, Any]:
         until = time.monotonic() + SECONDS
+        while not any(event.get("method") == method for event in self.events):
+            self.events.append(self._next(until))
+
+    def _next(self, until: float) -> dict[str, Any]:
+        """The next message. Raises TimeoutError if none has come by `until`: other ones must not keep a wait alive."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.answers, selectors.EVENT_READ)
-            while b"\0" not in self.read:
-                if not selector.select(max(0.0, until - time.monotonic())):
-                    raise TimeoutError("Chromium does not answer")
-                part = os.read(self.answers, 1 << 20)
-                if not part:
-                    raise RuntimeError("Chromium has ended")
-                self.read += part
-        message, _, self.read = self.read.partition(b"\0")
-        return json.loads(message)
+            while (left := until - time.monotonic()) > 0:
+                message, end, rest = self.read.partition(b"\0")
+                if end:
+                    self.read = rest
+                    return json.loads(message)
+                if selector.select(left):
+                    part = os.read(self.answers, 1 << 20)
+                    if not part:
+                        raise RuntimeError("Chromium has ended")
+                    self.read += part
+        raise TimeoutError("Chromium does not answer")
 
     def open(self, page: Path, width: int, height: int = 900, dark: bool = False, scale: float = 1) -> None:
         """Load a page from the disk, in a window of this size in CSS pixels, and wait until its scripts have run."""

@@ -11,7 +11,7 @@ from mingpt.observe.trace import RECORD
 from mingpt.snapshot.store import Store
 from tests.kits.snapshot_kit import PROVENANCE, save
 
-START = 1_800_000_000.0
+START = 1_700_000_000.0
 CONFIG: dict[str, Any] = {
     "run": {"name": "made"}, "batch": {"global_size": 8, "per_process_size": None}, "model": {"block_size": 16},
     "optimizer": {"lr": 0.01},

@@ -154,6 +154,17 @@ def test_a_long_run_has_no_more_points_than_a_screen(page_of: PageOf) -> None:
     assert run["curves"]["loss"]["high"][0] == 2.0
 
 
+@pytest.mark.parametrize(("count", "steps"), [(20, 1.0), (8000, 2.0)])
+def test_the_points_of_a_run_of_a_million_steps_stay_apart(page_of: PageOf, count: int, steps: float) -> None:
+    first, row = 1_234_561, {"tokens_seen": 1_234_561_512}
+    made = Made("run").attempt(1, first - 1, first - 1 + count)
+    made.metrics(1, [{"step": first + i, "tokens_seen": row["tokens_seen"] + 512 * i} for i in range(20)])
+    [run] = drawn(page_of("run"))
+    own = run["curves"]["loss"]["x"]
+    assert own == [first + (steps - 1) / 2 + steps * i for i in range(int(count / steps))]
+    assert run["curves"]["tokens_seen"]["y"] == [row["tokens_seen"] + 512 * i for i in range(20)]
+
+
 def test_groups_keep_every_extreme_and_leave_out_what_is_not_finite() -> None:
     y = np.random.default_rng(1).normal(size=10_007)
     y[[3, 4000]] = math.nan, 99.0
@@ -185,7 +196,7 @@ def test_the_table_of_a_folder_follows_the_line_that_a_run_is_on() -> None:
     Path("runs/c3").mkdir()
     Path("runs/c3/config.yaml").write_text("seed: 3\n")
     found = table_of("runs")
-    assert [*found["a1"]] == ["run", "state", "date", "model", "step", "loss", "val_loss", "val_share", "seed"]
+    assert [*found["a1"]] == ["run", "state", "date (UTC)", "model", "step", "loss", "val_loss", "val_share", "seed"]
     assert (found["a1"]["state"], found["a1"]["step"], found["a1"]["val_loss"]) == ("finished", "30", "1.25")
     assert (found["b2"]["state"], found["b2"]["step"], found["b2"]["val_loss"]) == ("rewind", "20", "1.5")
     assert found["b2"]["loss"] == f"{loss_of(20):.6g}"
@@ -222,7 +233,7 @@ def test_a_folder_of_runs_and_a_file_give_the_table_and_the_page_of_them_all() -
     assert out.splitlines()[-1] == "report: all.html"
     page = Path("all.html").read_text()
     assert "11 runs" in shown(page)
-    assert "run state date model step loss val_loss val_share seed" in shown(page)
+    assert "run state date (UTC) model step loss val_loss val_share seed" in shown(page)
     assert [len(run["curves"]["loss"]["x"]) for run in drawn(page)] == [30] * 11
 
 
@@ -249,7 +260,7 @@ def test_a_fork_is_drawn_from_where_it_leaves(page_of: PageOf) -> None:
     assert (base["fork"], fork["fork"]) == (None, {"of": 0, "step": 20})
     assert fork["curves"]["loss"]["x"] == [21.0, 22.0, 23.0, 24.0]
     [alone] = drawn(page_of("runs/fork"))
-    assert alone["fork"] is None
+    assert alone["fork"] == {"of": None, "step": 20}  # its hours begin there, not at the parent's beginning
 
 
 # --- the page ---

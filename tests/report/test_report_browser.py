@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mingpt.report.reading import Run
+from tests.kits import browser_kit
 from tests.kits.browser_kit import Browser, browser
 from tests.kits.report_kit import CONFIG, Made, three_attempts
 from tests.kits.verb_kit import mingpt
@@ -44,7 +45,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     stranger.snapshot(33, run=EVIL, config=CONFIG | {EVIL: EVIL})
     Made(folder / "first").attempt(1, 0, 1)
     Made(folder / "empty").claim(1, 0)
-    made_of = {"one": ["stranger"], "four": ["a1", "b2", "c3", "fork"], "first": ["first"], "empty": ["empty"]}
+    made_of = {
+        "one": ["stranger"],
+        "four": ["a1", "b2", "c3", "fork"],
+        "fork": ["fork"],
+        "first": ["first"],
+        "empty": ["empty"],
+    }
     for name, runs in made_of.items():
         mingpt(f"report --out {folder}/{name}.html", *(folder / run for run in runs))
     return {name: folder / f"{name}.html" for name in made_of}
@@ -74,6 +81,23 @@ def test_a_page_fits_requests_nothing_and_has_no_error(
     assert tab.evaluate("typeof broken") == "undefined"
     ink = tab.evaluate("getComputedStyle(document.body).color")
     assert ink == ("rgb(228, 232, 236)" if dark else "rgb(31, 41, 51)")
+
+
+def test_a_fork_without_its_parent_begins_with_its_own_steps(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["fork"], 1280)
+    assert (tab.evaluate("charts.length"), told(tab, *COMPLAINTS)) == (4, [])
+    assert tab.evaluate("pointsOf(runs[0], CHARTS[0]).x") == [21, 22, 23, 24, 25]
+    assert tab.evaluate("runs[0].hours.y.at(-1)") == 50 / 3600  # five steps of 10 s; its parent's are not known
+
+
+def test_other_messages_do_not_keep_a_wait_alive(
+    tab: Browser, pages: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tab.open(pages["first"], 800)
+    tab.evaluate("setInterval(() => console.log('again'), 20)")
+    monkeypatch.setattr(browser_kit, "SECONDS", 0.5)
+    with pytest.raises(TimeoutError):
+        tab.wait("Page.never")
 
 
 def middle(tab: Browser, chart: int, across: float) -> tuple[float, float]:
