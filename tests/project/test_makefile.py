@@ -31,7 +31,7 @@ def test_make_train_prints_a_sample_and_writes_a_report_of_the_run_that_it_train
 
 
 def test_each_module_that_something_starts_by_name_can_be_started() -> None:
-    started = {}
+    started = dict[str, str]()
     for file in (p for folder in (".ci", "recipes", "docs", "benchmarks", "tests") for p in (ROOT / folder).rglob("*")):
         if file.suffix in (".py", ".md", ".sh", ".sbatch", ".yaml", "") and file.is_file():
             started |= dict.fromkeys(

@@ -189,7 +189,7 @@ def test_a_writer_that_is_broken_in_one_process_ends_the_run_in_all(
     plain = Checkpointer.is_due
 
     def another_is_broken(self: Checkpointer, step: int, flags: Flags, best: bool) -> bool:
-        return plain(self, step, replace(flags, broken=step == 3), best)
+        return plain(self, step, replace(flags, gave_up=step == 3), best)
 
     monkeypatch.setattr(Checkpointer, "is_due", another_is_broken)
     assert train() == CRASHED
