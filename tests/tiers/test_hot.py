@@ -6,7 +6,8 @@ import re
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,6 +141,34 @@ def test_the_next_snapshots_take_the_place_of_those_that_are_committed(
     store.set_aside(1)  # stays
     with pytest.raises(UserError, match="two snapshots take"):
         open_for(1)
+
+
+def test_a_file_that_vanishes_as_the_space_is_measured_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process of the node removes its temporary files meanwhile. All else still makes room."""
+    monkeypatch.setattr(hot.shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    open_for = partial(hot.open_hot, str(tmp_path), str(tmp_path / "run"), "a" * 32, spare_bytes=0)
+    save(store := open_for(0), 1)
+    size = sum(path.stat().st_size for path in Path(store.folder(1)).iterdir())
+    vanished, real = list[str](), os.scandir
+
+    @contextmanager
+    def scandir(path: Any) -> Iterator[Any]:
+        """The file goes between the listing and the look at what is listed."""
+        with real(path) as entries:
+            listed = [*entries]
+        for entry in listed:
+            if entry.name == ".x.tmp":
+                os.unlink(entry.path)
+                vanished.append(entry.name)
+        yield iter(listed)
+
+    for folder in (store.root, store.folder(1)):
+        Path(folder, ".x.tmp").touch()
+    monkeypatch.setattr(os, "scandir", scandir)
+    open_for(size // 2)
+    assert vanished == [".x.tmp"] * 2
 
 
 def test_a_folder_in_memory_belongs_to_one_run_directory(tmp_path: Path) -> None:
