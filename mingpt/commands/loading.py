@@ -39,7 +39,7 @@ def find_manifest(url: str, step: int | None = None) -> tuple[Store, Manifest]:
 
 
 def open_model(
-    url: str, step: int | None, agree: Callable[[int], int] = lambda step: step, ema: bool = False
+    url: str, step: int | None = None, agree: Callable[[int], int] = lambda step: step, ema: bool = False
 ) -> Opened:
     """The newest snapshot's model, or that of `step`, built from the manifest's config alone.
 

@@ -311,7 +311,7 @@ def test_a_run_that_is_refused_hides_no_other_one_of_its_folder(base: Path) -> N
     shutil.move("bad/snapshots", "elsewhere")
     Path("bad/snapshots").symlink_to(Path("elsewhere").resolve())
     assert "finished" in mingpt("snapshots list .", code=1)
-    assert "bad/snapshots is a link" in mingpt.out
+    assert "bad/snapshots is a link" in mingpt.err
     assert "can't be read" in mingpt("report . --out all.html")
     assert "base" in Path("all.html").read_text()
     assert "bad/snapshots is a link" in mingpt.err
