@@ -28,7 +28,7 @@ fi
 # Before torch is there, which is 3 GB with CUDA: a mistake in the config ends the set-up here. (Without the nodes'
 # addresses: that only one of them will have the run on its disk is said once, below.)
 needed() { .venv/bin/python -m mingpt.prepare.extras --from-env "$@"; }
-early() { bash recipes/install.sh .venv/bin/python config && SKYPILOT_SETUP_NODE_IPS= needed "$@" >/dev/null; }
+early() { bash recipes/install.sh .venv/bin/python config && SKYPILOT_SETUP_NODE_IPS='' needed "$@" >/dev/null; }
 install() { bash recipes/install.sh .venv/bin/python "$extras" -e && echo "$extras" >.venv/.extras; }
 wanted=$(cat pyproject.toml constraints.txt constraints-cpu.txt recipes/install.sh | sha256sum)
 if [ "$(cat .venv/.setup 2>/dev/null)" != "$wanted" ]; then
