@@ -22,7 +22,7 @@ import pytest
 from mingpt.report import html
 from mingpt.report.curves import groups
 from mingpt.report.reading import Run
-from mingpt.snapshot.attempts import _started, this_process
+from mingpt.snapshot.attempts import Attempt, _started, this_process
 from tests.kits.report_kit import CONFIG, Made, loss_of, three_attempts
 from tests.kits.snapshot_kit import contents
 from tests.kits.told import Told
@@ -212,6 +212,24 @@ def test_an_attempt_without_an_end_is_killed_if_its_process_is_gone() -> None:
         process = this_process() | {"pid": pid, "started": _started(pid) or "1", "launcher": "another"}
         claim.write_text(json.dumps(json.loads(claim.read_text()) | {"process": process}))
     assert [row["state"] for row in table_of("runs").values()] == ["killed", "running"]
+
+
+def test_a_run_that_was_killed_before_its_first_step_has_a_state_a_date_and_a_host(page_of: PageOf) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for name, machine in (("a1", this_process()["machine"]), ("b2", "another")):
+        Attempt.claim(f"runs/{name}", 0, None)
+        claim = Path(f"runs/{name}/attempts/00001.json")
+        process = this_process() | {"host": "n7", "pid": gone.pid, "machine": machine, "launcher": "another"}
+        at = {"process": process, "at": "2026-01-05T10:30:00+00:00"}
+        claim.write_text(json.dumps(json.loads(claim.read_text()) | at))
+    found = table_of("runs")
+    assert [(found[name]["state"], found[name]["date (UTC)"]) for name in ("a1", "b2")] == [
+        ("killed", "2026-01-05 10:30"),
+        ("running, or killed", "2026-01-05 10:30"),
+    ]
+    assert "none, from 0 – n7 2026-01-05 10:30:00 – killed" in shown(page_of("runs/a1"))
+    assert "from 0, killed" in mingpt("log runs/a1")
 
 
 @pytest.mark.parametrize("same", [True, False])
