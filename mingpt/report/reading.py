@@ -47,7 +47,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.manifest.run if self.manifest else self.past.folder.rstrip("/").rpartition("/")[2]
+        return self.manifest.run if self.manifest else self.folder
+
+    @property
+    def folder(self) -> str:
+        """The name of the run's folder: among several runs one's own, which run.name need not be."""
+        return self.past.folder.rstrip("/").rpartition("/")[2]
 
     @property
     def disk(self) -> str:

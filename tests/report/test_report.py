@@ -268,6 +268,30 @@ def test_runs_are_compared_by_the_keys_that_somebody_has_set_and_that_all_of_the
     assert [*table_of("runs")["a1"]][8:] == ["model.kind", "batch.global_size", "own"]
 
 
+def test_settings_that_do_not_fit_into_a_line_stand_below_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"n_layer": 2, "n_head": 3, "n_embd": 4, "dropout": 0.5, "bias": True, "block_size": 8}
+    for i in (1, 2):
+        in_folder(f"a{i}")
+        model = json.dumps({key: size if i == 1 else f"other {key}" for key, size in sizes.items()})
+        Path(f"runs/a{i}/config.yaml").write_text(f"seed: 3\nmodel: {model}\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    blocks = [block.splitlines() for block in mingpt("report runs").split("\n\n")]
+    assert len(blocks) > 2
+    assert all([line.split()[0] for line in block[:3]] == ["run", "a1", "a2"] for block in blocks)
+    titles = [re.split(r" {2,}", block[0]) for block in blocks]
+    assert [title for found in titles[1:] for title in found[1:]] == [f"model.{key}" for key in sizes]
+    assert max(len(line) for block in blocks[1:] for line in block) <= 80
+    monkeypatch.setenv("COLUMNS", "300")
+    assert "\n\n" not in mingpt("report runs")
+
+
+def test_the_charts_name_a_run_as_the_table_does(page_of: PageOf) -> None:
+    """By its folder: two runs of one run.name are two."""
+    for name in ("a1", "b2"):
+        in_folder(name).snapshot(30)
+    assert [run["name"] for run in drawn(page_of("runs/a1", "runs/b2"))] == ["a1", "b2"]
+
+
 def test_a_fork_is_drawn_from_where_it_leaves(page_of: PageOf) -> None:
     three_attempts("runs/base").snapshot(20)
     mingpt("fork runs/base@20 runs/fork optimizer.lr=0.02 batch.micro_size=8 data.path=x")
