@@ -34,6 +34,7 @@ PageOf = Callable[..., str]
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")  # of the terminal
 
 
 @pytest.fixture
@@ -281,7 +282,7 @@ def test_settings_that_do_not_fit_into_a_line_stand_below_by_run(monkeypatch: py
     titles = [re.split(r" {2,}", block[0]) for block in blocks]
     assert [title for found in titles[1:] for title in found[1:]] == [f"model.{key}" for key in sizes]
     assert max(len(line) for block in blocks[1:] for line in block) <= 80
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "200")
     assert "\n\n" not in mingpt("report runs")
 
 
