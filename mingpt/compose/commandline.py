@@ -150,6 +150,8 @@ def _cure(text: str, texts: Sequence[str]) -> str:
     what = f"{text!r} is not an override: "
     if not mark and os.path.isfile(text):  # Path's own raises OSError for a long one
         return f"{what}to train on a text of your own, write data=char data.path={text}"
+    if value.startswith("~/"):
+        return f'{what}~ is not expanded: write "{key}=$HOME{value[1:]}"'
     if key and (marks := dict.fromkeys(FENCED.findall(value))):
         return f"{what}a value with {' '.join(marks)} in it stands in quotes of its own: \"{key}='…'\""
     return f"{what}write key=value, group=option, +key=value or ~key"

@@ -29,6 +29,8 @@ def _words(error: ErrorDetails, key: str, raw: Raw, typed: Container[str] | None
         return f"{key}={value!r} may hold letters, digits, '.', '-' and '_' only"
     if kind == "list_type" and isinstance(value, str):
         return f"{key}={value}: must be a list: write {key}=[{value}]"
+    if kind == "string_type" and isinstance(value, (int, float)):
+        return f"{key}={value} must be a text: quotes make it one: {key}='\"{value}\"'"
     message = error["msg"].removeprefix("Input ").replace("should", "must")
     if (
         isinstance(value, str)

@@ -91,8 +91,7 @@ class History:
         if newest is None:
             raise UserError(
                 f"{found.folder}: {NOTHING}: check the spelling; give a run's directory, such as those that "
-                f"`mingpt snapshots list FOLDER` shows in a folder of runs; to replay a run that has set "
-                f"snapshot.dir, give --snapshots, too"
+                f"`mingpt snapshots list FOLDER` shows in a folder of runs"
             )
         if attempt is not None and attempt not in found.claims:
             raise UserError(f"--attempt {attempt}: {found.folder} has the attempts {', '.join(map(str, found.claims))}")

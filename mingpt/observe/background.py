@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 class Background(Generic[Item]):
     """Hands items to a function in a thread. The first failure is reported, and the first item that is dropped.
 
-    opened: gives the function, and closes what that needs; used in the thread only.
+    opened: gives the function, and closes what that needs; used in the thread only. ready: it has, or has failed.
     """
 
     def __init__(
@@ -24,6 +24,7 @@ class Background(Generic[Item]):
         self.what, self._opened, self._say = what, opened, say
         self._items: queue.Queue[Item | None] = queue.Queue(MOST_WAITING)
         self._told_of_failure = self._told_of_drop = False
+        self.ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=what, daemon=True)
         self._thread.start()
 
@@ -46,11 +47,15 @@ class Background(Generic[Item]):
         self.end()
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._say(f"{self.what} did not end in time: its last items may be lost")
+            late = "end in time: its last items may be lost"
+            if not self.ready.is_set():
+                late = "open in time: it got nothing of this attempt"
+            self._say(f"{self.what} did not {late}")
 
     def _run(self) -> None:
         try:
             with self._opened() as work:
+                self.ready.set()
                 while (item := self._items.get()) is not None:
                     try:
                         work(item)
@@ -58,6 +63,8 @@ class Background(Generic[Item]):
                         self._report(error)
         except Exception as error:  # of opening or closing
             self._report(error)
+        finally:
+            self.ready.set()
 
     def _report(self, error: Exception) -> None:
         if not self._told_of_failure:

@@ -12,7 +12,10 @@ from typing import Protocol
 from mingpt.cli.console import Say
 from mingpt.cli.redact import redacted
 
-END_SECONDS = 20.0  # for all observers, at the end of an attempt
+END_SECONDS = 20.0  # for an observer, at the end of an attempt
+OPEN_SECONDS = 120.0  # more for a tracker that has not opened by then (a slow disk, a far server), of a finished run
+# For all observers: each keeps a shorter limit itself, and says what it has lost.
+LIMIT_SECONDS = 30.0
 FIRST_SECONDS = 5.0  # of these for the first observer, which may publish an event itself (trace.py)
 TURN_SECONDS = 0.05  # most are done by then, so that what they print comes in their order
 
@@ -207,8 +210,8 @@ class Observer(Protocol):
 
         One of this package's: in the main thread; with an event of a snapshot in that writer's thread.
 
-        With AttemptEnded and AttemptFailed in another thread: an observer may then wait for what it has sent, and
-        all together have END_SECONDS.
+        With AttemptEnded and AttemptFailed in another thread: an observer may then wait for what it has sent, for
+        END_SECONDS.
         """
 
 
@@ -229,7 +232,10 @@ class Observers:
             self._pass(event, observer)
 
     def _publish_end(self, event: Event) -> None:
-        until, waiting = time.monotonic() + END_SECONDS, dict[threading.Thread, Observer]()
+        limit = LIMIT_SECONDS
+        if isinstance(event, AttemptEnded) and event.finished:
+            limit += OPEN_SECONDS
+        until, waiting = time.monotonic() + limit, dict[threading.Thread, Observer]()
         for turn, observer in enumerate(self._observers):
             thread = threading.Thread(target=self._pass, args=[event, observer], daemon=True)
             waiting[thread] = observer
@@ -238,7 +244,7 @@ class Observers:
         for thread, observer in waiting.items():
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
-                self._switch_off(observer, TimeoutError(f"it did not end within {END_SECONDS:g} s"))
+                self._switch_off(observer, TimeoutError(f"it did not end within {limit:g} s"))
 
     def _pass(self, event: Event, observer: Observer) -> None:
         try:

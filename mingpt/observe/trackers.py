@@ -24,14 +24,23 @@ from mingpt.config.schema import Config
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import check_folder, check_tree
 from mingpt.observe.background import Background
-from mingpt.observe.events import AttemptEnded, AttemptFailed, Evaluated, Event, Sampled, StepDone, StepSkipped
+from mingpt.observe.events import (
+    END_SECONDS,
+    OPEN_SECONDS,
+    AttemptEnded,
+    AttemptFailed,
+    Evaluated,
+    Event,
+    Sampled,
+    StepDone,
+    StepSkipped,
+)
 from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import read_trace
 from mingpt.snapshot.attempts import RunRecord
 from mingpt.tiers.hot import run_id
 
 PROJECT = "mingpt"  # where the environment names none
-END_SECONDS = 20.0  # for all trackers, at the end of an attempt
 PART_ROWS = 4096  # of an event file: less than a megabyte
 FINISHED, STOPPED, FAILED = "FINISHED", "KILLED", "FAILED"
 
@@ -256,9 +265,13 @@ class Trackers:
             case AttemptEnded() | AttemptFailed():
                 if isinstance(event, AttemptEnded):
                     self._about.end = FINISHED if event.finished else STOPPED
-                until = time.monotonic() + END_SECONDS
                 for tracker in self._all.values():
                     tracker.end()
+                if self._about.end == FINISHED:  # after a stop the machine may be gone in seconds
+                    until = time.monotonic() + OPEN_SECONDS
+                    for tracker in self._all.values():
+                        tracker.ready.wait(until - time.monotonic())
+                until = time.monotonic() + END_SECONDS
                 for tracker in self._all.values():
                     tracker.close(max(0.0, until - time.monotonic()))
 

@@ -46,7 +46,7 @@ def _of_run(run: Run, runs: Sequence[Run], most: int) -> dict[str, Any]:
         if isinstance(bad := row.get("skipped"), dict):
             skipped.append((row["step"], bad.get("spike") is True))
     return {
-        "name": plain(run.name, 40),
+        "name": plain(run.folder, 40),
         "curves": {name: _points(curve, most) for name, curve in drawn.items()},
         "attempts": [_of_attempt(run, account) for account in run.attempts[-MARKS:]],
         "skipped": skipped[-MARKS:],

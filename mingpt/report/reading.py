@@ -47,7 +47,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.manifest.run if self.manifest else self.past.folder.rstrip("/").rpartition("/")[2]
+        return self.manifest.run if self.manifest else self.folder
+
+    @property
+    def folder(self) -> str:
+        """The name of the run's folder: among several runs one's own, which run.name need not be."""
+        return self.past.folder.rstrip("/").rpartition("/")[2]
 
     @property
     def disk(self) -> str:
@@ -120,19 +125,24 @@ class Run:
     def _older(self, number: int) -> Account:
         """What its claim, the newest snapshot and the metrics tell of an attempt without an account, or of a rewind."""
         claim, entry = self.past.claims[number], self.past.entries.get(number, {})
-        row = self.past.rows.get(number, [{}])[-1]
+        row, process = self.past.rows.get(number, [{}])[-1], claim.process or {}
         world = entry.get("world_size", row.get("world_size"))
+        end: str | None = ""
+        if claim.by == REWIND:
+            end = "undo" if claim.undoes else "rewind"
+        elif process and self.kept[number] == claim.from_step:
+            end = None  # before its first step
         return Account(
             attempt=number,
             from_step=claim.from_step,
             step=self.kept[number],
             world_size=world if type(world) is int else 0,
             device=str(numerics_of(entry).get("device", "")),
-            host="",
-            started=_time(entry.get("at")),
+            host=str(process.get("host", "")),
+            started=_time(entry.get("at", claim.at)),
             until=UNKNOWN,
             seconds={},
-            end="" if claim.by != REWIND else "undo" if claim.undoes else "rewind",
+            end=end,
         )
 
 

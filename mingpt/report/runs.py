@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from shutil import get_terminal_size
 from typing import Any
 
 from mingpt.cli.console import as_lines, columns, complain, shortened
@@ -24,6 +25,7 @@ OWN = ("run", "snapshot.dir")  # settings that differ between any two runs
 COLUMNS = ("run", "state", "date (UTC)", "model", "step", "loss", "val_loss", "val_share")
 INNER = ("val_tokens", "config", "of")  # what a row has, too, and no column shows
 NOT_STARTED, UNREADABLE = "not started", "can't be read"  # the states of runs that have no figures
+WIDTH = 120  # characters of a line where there is no terminal
 LONGEST = 40  # characters of a state: of a run that failed it begins the reason
 OTHER_PARTS = (
     "WARNING: these validation losses can't be compared: they were measured on other parts of the split (val_share, or "
@@ -52,7 +54,7 @@ def listed(folder: str) -> list[Row]:
     """A row for each run that lies directly in a folder, the newest first."""
     # A run's own folder of snapshots would stand for that run, and has no others in it.
     names = [name for name in Folder(folder, "DIR").subfolders() if name != SNAPSHOTS]
-    found = [row for name in names if (row := _row(f"{folder.rstrip('/')}/{name}"))]
+    found = [row for name in names if (row := _row(folder.rstrip("/"), name))]
     return sorted(found, key=lambda row: row["date (UTC)"] or "", reverse=True)
 
 
@@ -61,12 +63,13 @@ def runs_of(found: list[Row]) -> list[Run]:
     return [row["of"] for row in found if row["of"]]
 
 
-def _row(url: str) -> Row | None:
+def _row(folder: str, name: str) -> Row | None:
     """None: no run is there. What can't be read is named in a line, so that the others are shown."""
+    url = f"{folder}/{name}"
     try:
         return went(Run(url))
     except OF_ONE as error:
-        row = dict.fromkeys((*COLUMNS, *INNER)) | {"run": _name(url), "step": 0}
+        row = dict.fromkeys((*COLUMNS, *INNER)) | {"run": name, "step": 0}
         if NOTHING in str(error):
             config = read_config(url)
             return row | {"state": NOT_STARTED, "config": config} if config else None
@@ -81,7 +84,7 @@ def went(run: Run) -> Row:
     ended = run.attempts[-1].end if run.attempts else None
     tokens, share = run.past.validated_on
     return {
-        "run": _name(run.past.folder),
+        "run": run.folder,
         "state": shortened(ended or "", LONGEST),
         # A forged time must not put a run above all others for ever.
         "date (UTC)": moment(min(max(noted), time.time()))[:16] if noted else None,
@@ -104,13 +107,16 @@ def moment(at: float) -> str:
         return ""
 
 
-def _name(url: str) -> str:
-    return url.rstrip("/").rpartition("/")[2]
-
-
 def table(found: list[Row]) -> str:
-    """For a terminal or a log. What rows have besides the columns stands behind them."""
-    return as_lines([*columns(cells(found)), *([OTHER_PARTS] if measured_apart(found) else [])])
+    """For a terminal or a log. What rows have besides the columns stands behind them, or below if it does not fit."""
+    width, every = get_terminal_size((WIDTH, 0)).columns, [*zip(*cells(found), strict=True)]
+    blocks = [every[: len(COLUMNS)]]
+    for column in every[len(COLUMNS) :]:
+        if sum(max(map(len, other)) + 2 for other in [*blocks[-1], column]) - 2 > width:
+            blocks.append(every[:1])
+        blocks[-1].append(column)
+    lines = [line for block in blocks for line in ("", *columns([*zip(*block, strict=True)]))]
+    return as_lines([*lines[1:], *([OTHER_PARTS] if measured_apart(found) else [])])
 
 
 def cells(found: list[Row]) -> list[list[str]]:

@@ -48,6 +48,7 @@ class Record:
     dropped: tuple[Count, Count] | None = None  # batches (first, end) that no step shows after this rewind
     undoes: Annotated[int, Field(gt=0)] | None = None  # the number of an earlier rewind that this one takes back
     process: dict[str, Any] | None = None  # see `this_process`
+    at: Any = None  # when the claim was made; a stranger's may be anything
 
 
 CLAIM_FILE = TypeAdapter(Record)
@@ -205,12 +206,13 @@ class Attempt:
         number = max(newest_number(run_dir), parent, above)  # with snapshot.dir set, run.dir may be new
         while True:
             number += 1
-            record = Record(number, uuid4().hex, from_step, from_digest, parent, by, dropped, undoes, this_process())
+            record = Record(
+                number, uuid4().hex, from_step, from_digest, parent, by, dropped, undoes, this_process(), utc_now()
+            )
             fields = asdict(record)
             for key in ("dropped", "undoes"):
                 if fields[key] is None:
                     del fields[key]
-            fields["at"] = utc_now()
             del fields["number"]  # it is in the file's name
             if Folder(run_dir).create(_name(number), json.dumps(fields).encode()):
                 return cls(run_dir, record)

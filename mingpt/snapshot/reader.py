@@ -14,6 +14,7 @@ from torch import Tensor
 from mingpt.errors import Damaged, OtherFormat, SnapshotFailed, Unreadable, UserError
 from mingpt.files.folder import Folder
 from mingpt.files.localfile import Buffer, T
+from mingpt.snapshot.attempts import newest_number
 from mingpt.snapshot.elsewhere import look_elsewhere
 from mingpt.snapshot.format import MANIFEST, EncodedPart, Kind, Manifest, decode_part, verified
 from mingpt.snapshot.manifest import decode_manifest
@@ -220,6 +221,8 @@ def find(url: str, step: int | None = None, committed: bool = True) -> Found:
         cure = "check the spelling; give a run's directory, its snapshots folder, or a step's folder"
         if any(store.steps() for _, store in runs_below(url)):
             cure = f"`mingpt snapshots list {url}` shows the runs in there: give one of them"
+        if newest_number(run_dir_of(url)):
+            raise UserError(f"{url}: no snapshot yet: wait for the run's first one, or give its snapshot.dir")
         raise UserError(f"{url}: no snapshot is there: {cure}")
     look_elsewhere(run_dir_of(url), steps[0])
     if step is not None:

@@ -52,7 +52,7 @@ def restore(
     if hot and world.local_rank == 0:
         _remove_stale(hot, newest, log)
     world.barrier()  # the node's other processes must not list what is being deleted
-    unreadable = dict[int, str]()  # why, by step; these stay where they are, since they may be good
+    damaged, unreadable = False, dict[int, str]()  # why, by step; these stay where they are, since they may be good
     while True:
         # Listed anew each time: a node sets its own damaged copies aside, and another one's may still be good.
         own = [step for step in hot.steps() if step not in unreadable] if hot else []
@@ -62,6 +62,8 @@ def restore(
             # Not the start of a new run, which would in the end delete what nobody can read now.
             raise TransientError(f"{durable.shown}: no snapshot can be read: {unreadable[max(unreadable)]}")
         if step is None:
+            if damaged and world.is_main:
+                log(f"{durable.url}: no snapshot is left: training starts from step 1")
             return None
         # The hot tier first: it costs no traffic of the durable store.
         holders = [rank for rank, steps in enumerate(hot_steps) if step in steps]
@@ -75,6 +77,7 @@ def restore(
                 unreadable.setdefault(step, finding.unreadable)
             if finding.damage:
                 finders.append(rank)
+                damaged = True
         if step in unreadable:
             durable_steps = [s for s in durable_steps if s != step]
             if world.is_main:

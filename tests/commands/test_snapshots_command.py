@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mingpt.commands.loading import find_manifest
+from mingpt.snapshot.attempts import Attempt
 from tests.kits.snapshot_kit import PROVENANCE, contents, save, signed
 from tests.kits.told import Told
 from tests.kits.verb_kit import mingpt, store, verified
@@ -109,10 +110,11 @@ def test_show_tells_the_manifest_and_commands_no_terminal() -> None:
 
 @pytest.mark.parametrize(
     "where",
-    ["run@5", "run/snapshots/step-000000004 --step 30", "run/nowhere", "nope://x", "empty"],
+    ["run@5", "run/snapshots/step-000000004 --step 30", "run/nowhere", "nope://x", "empty", "new"],
 )
 def test_what_is_not_there_is_a_mistake(where: str, told: Told) -> None:
     Path("empty").mkdir()
+    Attempt.claim("new", 0, None)
     [error] = {mingpt.refused(f"{verb} {where}") for verb in (*(f"snapshots {v}" for v in LOOKING), "generate")}
     told(error)
 

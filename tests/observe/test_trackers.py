@@ -4,10 +4,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace as Served
@@ -20,7 +21,7 @@ import pytest
 
 from mingpt.errors import CRASHED
 from mingpt.history.history import read_metrics
-from mingpt.observe import background, trackers
+from mingpt.observe import background, events, trackers
 from mingpt.observe.events import (
     AttemptEnded,
     AttemptFailed,
@@ -250,6 +251,7 @@ def test_a_tracker_or_server_that_does_not_answer_delays_nothing(monkeypatch: py
     """MLflow's own client, which asks a server that keeps silent; then the queue is full."""
     monkeypatch.setattr(background, "MOST_WAITING", 3)
     monkeypatch.setattr(trackers, "END_SECONDS", 0.5)
+    monkeypatch.setattr(trackers, "OPEN_SECONDS", 0.0)
     said: list[str] = []
     with hook(silent=True) as there:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", there.url.rpartition("/services")[0])
@@ -257,10 +259,37 @@ def test_a_tracker_or_server_that_does_not_answer_delays_nothing(monkeypatch: py
         for step in range(1, 10):
             curves.on(StepDone(step, 2.0, 1.0))
         curves.on(AttemptEnded(9, True, None))
-    assert [line.partition(" in time")[0] for line in said] == [
+    assert said == [
         "track=mlflow does not keep up: what comes now is left out. The run goes on.",
-        "track=mlflow did not end",
+        "track=mlflow did not open in time: it got nothing of this attempt",
     ]
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_finished_run_waits_for_a_tracker_that_opens_late_and_says_in_one_line_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch, opens: bool
+) -> None:
+    opening, rows, said = threading.Event(), list[trackers.Row](), list[str]()
+
+    @contextmanager
+    def late(about: About) -> Iterator[trackers.Write]:
+        opening.wait()
+        monkeypatch.setattr(trackers, "END_SECONDS", 60.0)
+        yield rows.append
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", late)
+    monkeypatch.setattr(events, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(trackers, "END_SECONDS", 0.0)  # until it has opened
+    if not opens:
+        monkeypatch.setattr(trackers, "OPEN_SECONDS", 0.0)
+    observers = events.Observers([Trackers(["wandb"], about("nowhere", 1, 0), said.append)], said.append)
+    observers.publish(StepDone(1, 2.0, 1.0))
+    if opens:
+        threading.Timer(0.1, opening.set).start()
+    observers.publish(AttemptEnded(1, True, None))
+    opening.set()
+    assert len(rows) == opens
+    assert said == ([] if opens else ["track=wandb did not open in time: it got nothing of this attempt"])
 
 
 def test_what_is_wrong_with_trackers_is_reported_before_anything_starts(

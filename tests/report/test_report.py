@@ -22,7 +22,7 @@ import pytest
 from mingpt.report import html
 from mingpt.report.curves import groups
 from mingpt.report.reading import Run
-from mingpt.snapshot.attempts import _started, this_process
+from mingpt.snapshot.attempts import Attempt, _started, this_process
 from tests.kits.report_kit import CONFIG, Made, loss_of, three_attempts
 from tests.kits.snapshot_kit import contents
 from tests.kits.told import Told
@@ -34,6 +34,7 @@ PageOf = Callable[..., str]
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")  # of the terminal
 
 
 @pytest.fixture
@@ -214,6 +215,24 @@ def test_an_attempt_without_an_end_is_killed_if_its_process_is_gone() -> None:
     assert [row["state"] for row in table_of("runs").values()] == ["killed", "running"]
 
 
+def test_a_run_that_was_killed_before_its_first_step_has_a_state_a_date_and_a_host(page_of: PageOf) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for name, machine in (("a1", this_process()["machine"]), ("b2", "another")):
+        Attempt.claim(f"runs/{name}", 0, None)
+        claim = Path(f"runs/{name}/attempts/00001.json")
+        process = this_process() | {"host": "n7", "pid": gone.pid, "machine": machine, "launcher": "another"}
+        at = {"process": process, "at": "2026-01-05T10:30:00+00:00"}
+        claim.write_text(json.dumps(json.loads(claim.read_text()) | at))
+    found = table_of("runs")
+    assert [(found[name]["state"], found[name]["date (UTC)"]) for name in ("a1", "b2")] == [
+        ("killed", "2026-01-05 10:30"),
+        ("running, or killed", "2026-01-05 10:30"),
+    ]
+    assert "none, from 0 – n7 2026-01-05 10:30:00 – killed" in shown(page_of("runs/a1"))
+    assert "from 0, killed" in mingpt("log runs/a1")
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_runs_that_were_validated_on_different_parts_are_not_ranked_without_a_word(page_of: PageOf, same: bool) -> None:
     in_folder("a1", val_tokens=1000.0, val_share=0.25)
@@ -248,6 +267,30 @@ def test_runs_are_compared_by_the_keys_that_somebody_has_set_and_that_all_of_the
         in_folder(name)
         Path(f"runs/{name}/config.yaml").write_text(config)
     assert [*table_of("runs")["a1"]][8:] == ["model.kind", "batch.global_size", "own"]
+
+
+def test_settings_that_do_not_fit_into_a_line_stand_below_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"n_layer": 2, "n_head": 3, "n_embd": 4, "dropout": 0.5, "bias": True, "block_size": 8}
+    for i in (1, 2):
+        in_folder(f"a{i}")
+        model = json.dumps({key: size if i == 1 else f"other {key}" for key, size in sizes.items()})
+        Path(f"runs/a{i}/config.yaml").write_text(f"seed: 3\nmodel: {model}\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    blocks = [block.splitlines() for block in mingpt("report runs").split("\n\n")]
+    assert len(blocks) > 2
+    assert all([line.split()[0] for line in block[:3]] == ["run", "a1", "a2"] for block in blocks)
+    titles = [re.split(r" {2,}", block[0]) for block in blocks]
+    assert [title for found in titles[1:] for title in found[1:]] == [f"model.{key}" for key in sizes]
+    assert max(len(line) for block in blocks[1:] for line in block) <= 80
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "\n\n" not in mingpt("report runs")
+
+
+def test_the_charts_name_a_run_as_the_table_does(page_of: PageOf) -> None:
+    """By its folder: two runs of one run.name are two."""
+    for name in ("a1", "b2"):
+        in_folder(name).snapshot(30)
+    assert [run["name"] for run in drawn(page_of("runs/a1", "runs/b2"))] == ["a1", "b2"]
 
 
 def test_a_fork_is_drawn_from_where_it_leaves(page_of: PageOf) -> None:

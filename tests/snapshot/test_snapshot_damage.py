@@ -161,6 +161,17 @@ def test_a_flipped_bit_anywhere_in_a_manifest_and_every_truncation_is_seen(store
                     decode_manifest(content)
 
 
+def test_a_run_whose_snapshots_are_all_damaged_says_that_it_starts_anew(store: Store) -> None:
+    for step in (1, 2, 3):
+        flip(file_of(store, "model", step), 9)
+    said: list[str] = []
+    assert read_newest(store, said.append) is None
+    assert len(said) == 4
+    assert said[-1].endswith("no snapshot is left: training starts from step 1")
+    assert read_newest(store, said.append) is None
+    assert len(said) == 4
+
+
 # --- a disk that fails ---
 
 
