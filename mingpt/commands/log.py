@@ -11,7 +11,7 @@ from mingpt.cli.console import as_lines, counted, say, say_json
 from mingpt.errors import UserError
 from mingpt.history.history import NOTHING
 from mingpt.observe.ledger import Account
-from mingpt.report.reading import Run
+from mingpt.report.reading import GONE_BACK, Run
 from mingpt.report.runs import Row, listed, runs_of, table
 
 STEPS_SHOWN = 5  # of what an attempt has set aside
@@ -107,7 +107,7 @@ def _of_attempt(run: Run, account: Account, there: list[Any], aside: list[Any]) 
              "device": account.device, "end": account.end, "set_aside": steps,
              "trace_damage": damage,
              "snapshots": [node.about for node in snapshots]}  # fmt: skip
-    if account.end in ("rewind", "undo"):
+    if account.end in GONE_BACK:
         what = f"rewind to step {start:,}" if account.end == "rewind" else f"rewind undone: back to step {start:,}"
         return Node(what, about, snapshots)
     which = f"steps {start + 1:,} to {kept:,}" if kept > start else f"none of its steps, from {start:,}"

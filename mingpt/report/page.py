@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mingpt.config.keys import leaves
+from mingpt.config.keys import held_at
 from mingpt.observe.ledger import Account, duration, goodput_line
 from mingpt.report.curves import curves, groups
 from mingpt.report.html import Html, document, table_of, text
@@ -67,7 +67,7 @@ def facts(run: Run) -> dict[str, str]:
     measured = ((row["val_loss"], row["step"]) for row in run.past.validations() if isinstance(row["val_loss"], float))
     best = min(measured, default=None)  # of equal ones the first
     _, recent, *_ = groups(run.loss.steps[-RECENT:], run.loss.values[-RECENT:])
-    planned = dict(leaves(run.settings)).get("train.max_steps")
+    planned = held_at("train.max_steps", run.settings)
     known = {
         "state": row["state"],
         "step": f"{row['step']:,}" + (f" of {planned:,}" if type(planned) is int else ""),

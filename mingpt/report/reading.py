@@ -21,6 +21,7 @@ from mingpt.snapshot.attempts import REWIND, runs_here
 
 Floats = npt.NDArray[np.float64]
 UNKNOWN = math.nan
+GONE_BACK = ("rewind", "undo")  # the ends of what is no attempt
 RATES = 4000  # steps of which the learning rate is computed: all of them, unless an attempt has more
 
 
@@ -69,7 +70,7 @@ class Run:
     @property
     def starts(self) -> int:
         """How many attempts there are, without rewinds."""
-        return sum(account.end not in ("rewind", "undo") for account in self.attempts)
+        return sum(account.end not in GONE_BACK for account in self.attempts)
 
     @cached_property
     def ledger(self) -> Ledger | None:

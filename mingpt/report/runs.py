@@ -40,9 +40,12 @@ def rows(folder: str) -> list[Row]:
 
 def with_settings(found: list[Row]) -> list[Row]:
     """The rows, each with its values of the keys that `differing` names."""
-    known = [row["config"] for row in found if row["config"]]
-    keys = differing(known)
-    return [row | {key: dict(leaves(row["config"])).get(key) for key in keys} for row in found]
+    keys = differing([row["config"] for row in found if row["config"]])
+    compared = list[Row]()
+    for row in found:
+        values = dict(leaves(row["config"]))  # once for all keys: a folder may hold hundreds of runs
+        compared.append(row | {key: values.get(key) for key in keys})
+    return compared
 
 
 def best_first(found: list[Row]) -> list[Row]:

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 
 from mingpt.errors import Unreadable, UserError
 from mingpt.snapshot.format import MANIFEST
+from mingpt.snapshot.store import Store
 from mingpt.tiers import hot
 from tests.kits.node_kit import Node, free_port, needs_mount, wait_until
 from tests.kits.run_kit import NewRun, Run
@@ -128,13 +129,18 @@ def test_what_killed_runs_left_is_removed_after_a_day(tmp_path: Path) -> None:
     assert sorted(p.name.partition("-")[0] for p in base.iterdir()) == ["own", "young"]
 
 
-def test_the_next_snapshots_take_the_place_of_those_that_are_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def full_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Callable[[int], Store], Store, int]:
+    """Memory with one snapshot and nothing free: what opens it for so many bytes, its store, the snapshot's bytes."""
     monkeypatch.setattr(hot.shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
     open_for = partial(hot.open_hot, str(tmp_path), str(tmp_path / "run"), "a" * 32, spare_bytes=0)
     save(store := open_for(0), 1)
-    size = sum(path.stat().st_size for path in Path(store.folder(1)).iterdir())
+    return open_for, store, sum(path.stat().st_size for path in Path(store.folder(1)).iterdir())
+
+
+def test_the_next_snapshots_take_the_place_of_those_that_are_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_for, store, size = full_memory(tmp_path, monkeypatch)
     open_for(size // 2)
     with pytest.raises(UserError, match="two snapshots take"):
         open_for(size // 2 + 1)
@@ -147,10 +153,7 @@ def test_a_file_that_vanishes_as_the_space_is_measured_takes_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process of the node removes its temporary files meanwhile. All else still makes room."""
-    monkeypatch.setattr(hot.shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
-    open_for = partial(hot.open_hot, str(tmp_path), str(tmp_path / "run"), "a" * 32, spare_bytes=0)
-    save(store := open_for(0), 1)
-    size = sum(path.stat().st_size for path in Path(store.folder(1)).iterdir())
+    open_for, store, size = full_memory(tmp_path, monkeypatch)
     vanished, real = list[str](), os.scandir
 
     @contextmanager
