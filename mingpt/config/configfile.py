@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from mingpt.cli.console import Say
+from mingpt.cli.console import Say, complain
 from mingpt.cli.redact import BLANK, without_secrets
 from mingpt.config.keys import held_at
 from mingpt.config.schema import Config
@@ -84,10 +84,20 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_config(run_dir: str) -> dict[str, Any] | None:
-    """What config.yaml says, which may be a stranger's; None where there is none, or it is no config."""
+    """What config.yaml says, which may be a stranger's; None where there is none.
+
+    A line on the console names a file that is no config; None then, too.
+    """
+    folder = Folder(run_dir, "RUN")
+    raw = folder.read(NAME, LONGEST)
+    if raw is None:
+        return None
     try:
-        config = yaml.load(Folder(run_dir, "RUN").read(NAME, LONGEST) or b"", _Loader)
+        config = yaml.load(raw, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        complain(f"{folder.path(NAME)}: no config can be read from it: it is left out")
         return None
     # As a manifest's: ours has none, and another program may have written this one.
-    return without_secrets(config, environment=False) if isinstance(config, dict) else None
+    return without_secrets(config, environment=False)

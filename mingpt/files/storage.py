@@ -128,12 +128,13 @@ def open_fs(url: str, key: str) -> tuple[Any, str]:
     try:
         if url.startswith(hub.SCHEME):
             hub.set_up(seconds)
-        fs, path = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:  # an unknown scheme; a known one whose package is not installed
+        with place(key, url):  # some clients connect at once
+            fs, path = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError, TypeError) as error:  # an unknown scheme, no package, a client that asks for more
         scheme = url.partition("://")[0]
         extra = EXTRAS.get(scheme)
         cure = install(extra) if extra else "use a local path, s3://…, gs://… or az://…"
-        raise UserError(f"{key}={url}: {error}: {cure}") from error
+        raise UserError(f"{key}={url}: {words_of(error)}: {cure}") from error
     fs.invalidate_cache()  # fsspec shares clients, with the listings that they have cached
     if (loop := getattr(fs, "loop", None)) is not None:
         loop.set_exception_handler(_helper_failed)

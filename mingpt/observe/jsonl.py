@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mingpt.cli.console import Say, finite
+from mingpt.cli.console import Say, complain, counted, finite
 from mingpt.files.folder import Folder
 from mingpt.observe.events import (
     AttemptEnded,
@@ -24,16 +24,22 @@ from mingpt.observe.runfile import RunFile
 
 
 def rows_of(run_dir: str, name: str) -> list[dict[str, Any]]:
-    """All rows of one attempt's file."""
-    raw, rows = Folder(run_dir).read_or_skip(name) or b"", []
-    for line in raw.decode(errors="replace").split("\n"):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    """All rows of one attempt's file. Lines that are damaged are counted in a line on the console, and left out."""
+    folder = Folder(run_dir)
+    lines = (folder.read_or_skip(name) or b"").decode(errors="replace").split("\n")
+    rows = [_row(line) for line in lines]
+    # The last line is empty, or a killed attempt has written it in part: that is no damage.
+    if damaged := sum(row is None for row in rows[:-1]):
+        complain(f"{folder.path(name)}: {counted(damaged, 'damaged line')} left out")
+    return [row for row in rows if row is not None]
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 class MetricsLog:

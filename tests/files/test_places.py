@@ -211,3 +211,10 @@ def test_a_port_that_is_taken_is_tried_again_if_the_launcher_chose_it(
             monkeypatch.setenv(*variable.split("="))
         with told.mistake(port, of=TransientError), join(WorldConfig(device="cpu", init_timeout_seconds=20)):
             pass
+
+
+@pytest.mark.parametrize("url", ["zip://runs", "jlab://runs"])
+def test_what_a_client_fails_with_while_it_is_made_is_a_mistake(url: str) -> None:
+    """A path that is no archive; an address that this client needs as an option of its own."""
+    with pytest.raises(UserError, match=f"^snapshot.dir={url}: "):
+        open_fs(url, "snapshot.dir")

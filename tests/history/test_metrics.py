@@ -68,8 +68,9 @@ def test_what_an_attempt_grew_from_counts_and_not_its_number(
 
 @pytest.mark.parametrize(("cut", "steps"), [(1, [1, 2, 3]), (10, [1, 3])])  # without its newline only, it is whole
 def test_what_a_killed_attempt_left_half_written_and_what_is_no_row_are_passed_over(
-    tmp_path: Path, cut: int, steps: list[int]
+    tmp_path: Path, cut: int, steps: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What is damaged is told; an end that is missing is no damage."""
     log(tmp_path, 1, {"step": 1}, {"step": 2, "loss": 1.5})
     first, second = (tmp_path / f"metrics/attempt-0000{number}.jsonl" for number in (1, 2))
     first.write_bytes(first.read_bytes()[:-cut])
@@ -79,6 +80,7 @@ def test_what_a_killed_attempt_left_half_written_and_what_is_no_row_are_passed_o
     for name in ("attempt-00099.jsonl.tmp", "attempt-99.jsonl", "notes-00099.jsonl", "Xattempt-00099.jsonl"):
         (tmp_path / "metrics" / name).write_text('{"attempt": 99, "step": 1}\n')
     assert [step for _, step in told(tmp_path)] == steps
+    assert capsys.readouterr().err == f"{second}: 2 damaged lines left out\n"
     assert newest_number(str(tmp_path)) == 2
 
 

@@ -64,9 +64,14 @@ def test_the_file_is_there_in_a_bucket_and_no_failure_ends_a_run(tmp_path: Path)
         "a: x\nb: \xff",
     ],
 )
-def test_a_strangers_yaml_has_no_aliases_no_code_and_an_end(tmp_path: Path, hostile: str) -> None:
+def test_a_strangers_yaml_has_no_aliases_no_code_and_an_end(
+    tmp_path: Path, hostile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read_config(str(tmp_path)) is None
+    assert not capsys.readouterr().err
     (tmp_path / "config.yaml").write_bytes(hostile.encode("latin-1"))
     assert read_config(str(tmp_path)) is None
+    assert capsys.readouterr().err == f"{tmp_path}/config.yaml: no config can be read from it: it is left out\n"
     (tmp_path / "config.yaml").write_text("a: " + "x" * 2**18)
     with pytest.raises(UserError, match=r"config\.yaml has more than"):
         read_config(str(tmp_path))
