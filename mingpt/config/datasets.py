@@ -158,9 +158,9 @@ class Component(RowData):
     weight: Annotated[Any, AfterValidator(_weight)] = 1.0
     """Its share, against those of the others: a number, or pairs [step, weight] from which step on it is which."""
     cache_dir: Annotated[str, NO_RESULT] = follows("${data.cache_dir}", min_length=1)
-    """As for the whole."""
+    """Where this component's tokens are cached: data.cache_dir, unless set."""
     cache_timeout_seconds: Annotated[float, NO_RESULT] = follows("${data.cache_timeout_seconds}", gt=0)
-    """As for the whole."""
+    """Seconds that a process waits for another one to fill the cache: data.cache_timeout_seconds, unless set."""
 
     def at(self, step: int) -> float:
         """The weight at a step."""

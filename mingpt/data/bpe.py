@@ -184,7 +184,7 @@ class HuggingFaceTokens(Encoder):
         raise UserError(f"the tokenizer has no token for the end of a text (none of {', '.join(ENDS)}): add one")
 
     def byte_lengths(self) -> list[int]:
-        """Of tokens that are made of bytes, as GPT-2's. Empty list: of others it is not known."""
+        """The number of bytes of each token, if tokens are made of bytes, as GPT-2's are; else an empty list."""
         if '"ByteLevel"' not in json.dumps(json.loads(self.text).get("decoder")):
             return []
         lengths = [0] * self.size

@@ -71,7 +71,7 @@ class MixedSplit(SampledSplit):
         return self.stops[-1]
 
     def evenly(self, most: int) -> "MixedSplit":
-        """Of each component a share by its size, at least one sample."""
+        """A smaller split: each component has a share of it by its size, at least one sample."""
         smaller = dict[str, tuple[Data, EvalSplit]]()
         for key, part, split in self.splits:
             smaller[key] = part, split.evenly(-(-split.size * most // self.size))

@@ -59,7 +59,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Bits:
-    """Of a step, as an attempt has recorded them."""
+    """What an attempt has recorded of one step."""
 
     attempt: int
     loss: float
@@ -165,7 +165,7 @@ class History:
 
     @cached_property
     def claims(self) -> dict[int, Record]:
-        """Of all attempts. The newest snapshot tells those of a copy, the metrics those without a claim."""
+        """What each attempt has claimed; of one without a claim, what the newest snapshot or its metrics tell."""
         found, before = dict[int, Record](), 0
         for number, entry in self.entries.items():
             if number > before:
@@ -181,7 +181,7 @@ class History:
 
     @cached_property
     def parent(self) -> Parent | None:
-        """Of a fork, what it was forked from."""
+        """What this run was forked from; None if it is no fork."""
         return parent_of(self.newest)
 
     def is_fork_of(self, other: "History") -> bool:
@@ -279,7 +279,7 @@ class History:
         return next(s for s in reversed(self.stretches) if s.first <= step)
 
     def bits(self, step: int) -> Bits | None:
-        """As the attempt that computed `step` has recorded them; None without a record."""
+        """What the attempt that computed `step` has recorded of it; None without a record."""
         for number, found in self.kept_trace.items():
             if len(row := found[found["step"] == step]):
                 return Bits(number, float(row[-1]["loss"]), float(row[-1]["norm"]))

@@ -45,7 +45,7 @@ class Side:
 
     @property
     def numerics(self) -> Mapping[str, Any] | None:
-        """Of the newest snapshot; of an attempt without any, what a later one says of it."""
+        """The newest snapshot's fingerprint; without a snapshot, what a later attempt says of this one."""
         if self.newest:
             return self.newest.fingerprint
         return numerics_of(self.past.entries.get(self.past.attempt or 0, {})) or None
@@ -142,7 +142,7 @@ def _compare_settings(found: Parting, a: Manifest, b: Manifest) -> None:
 
 
 def _settings(manifest: Manifest) -> tuple[dict[str, Any], set[str]]:
-    """As `settings`. A fork that has not trained yet has its parent's config, and what it changes in its history."""
+    """What `settings` returns. A fork that has not trained has its parent's config, and its changes in its history."""
     values, affecting = settings(manifest.config)
     planned = manifest.history[-1].get("changes") if new_named(manifest) else None
     if isinstance(planned, dict):

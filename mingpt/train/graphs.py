@@ -37,7 +37,7 @@ class Recorder(Protocol):
     def capture(self, work: Work) -> None: ...
 
     def seed(self, seed: int) -> None:
-        """Of the random numbers that the next replay draws."""
+        """Sets the seed of the random numbers that the next replay draws."""
 
     def replay(self) -> None: ...
 
@@ -139,7 +139,7 @@ class MicrobatchGraph:
             fixed.copy_(tensor, non_blocking=True)
 
     def _compute(self) -> None:
-        """As train_step does, but for where the gradients go."""
+        """Does what train_step does, and leaves the gradients in fixed places."""
         with self.reduction.writes_to(self.gradients):
             with self.context.autocast:
                 loss, count = self.context.model(*self.inputs)

@@ -30,6 +30,7 @@ ONCE_A_NODE = [
     *("-u", "SLURM_GPUS_PER_TASK", "srun"),
     *("--ntasks-per-node=1", "--cpu-bind=none", "--kill-on-bad-exit=1", "--immediate=600"),
 ]
+STEPS = 4  # of one start, until the one that trains has a number: set-up, a look at the run, the preflight, training
 PROJECT = os.environ.get("PWD") or os.getcwd()  # not resolved: the nodes see it by this name
 # OVERRIDES ends a word at a space outside of quotes. The quotes are Hydra's, and stay.
 WORD = re.compile(r"""(?:[^\s'"]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")+""")
@@ -176,6 +177,7 @@ class Job:
 
     def prepare(self, preflight: bool = True) -> None:
         """Sets up the nodes, then runs the preflight. Exits if one of them fails."""
+        self.leave_out_old_numbers()
         self.python = self.find_python()
         os.environ.setdefault("PYTHONUNBUFFERED", "1")
         os.environ.setdefault("NCCL_DEBUG", "WARN")
@@ -188,6 +190,15 @@ class Job:
         if code:
             why = "preflight: the nodes can't train as they are (MINGPT_PREFLIGHT=0 leaves this check out)"
             fail(why, 64 if code == 64 else 70)
+
+    def leave_out_old_numbers(self) -> None:
+        """Makes the numbers of this start's steps others than those of earlier starts of the job.
+
+        Slurm counts them from 0 at each start. A node that was lost and comes back still runs the srun of an earlier
+        start, which sees its tasks end and then ends its step, by number: that would be the step that trains now.
+        """
+        for _ in range(STEPS * int(os.environ.get("SLURM_RESTART_COUNT") or "0")):
+            call(*ONCE_A_NODE, "--nodes=1", "--ntasks=1", "true")
 
     def find_python(self) -> list[str]:
         """MINGPT_PYTHON (a program, or the folder of an environment), or the environment that set-up makes."""

@@ -213,6 +213,8 @@ def test_a_lost_head_is_a_requeue(recipe: str, alone: str, project: Path, jobs: 
     job = submit(jobs, project, recipe, options, f"run.dir={run}", *overrides)
     job.wait_for(r"^step +30/")
     head = int(job.field("BatchHost")[1:])
+    steps = on("login", "squeue", "--steps", "--noheader", f"--jobs={job.number}", "--format=%i").split()
+    first_start = [step for step in steps if step.rpartition(".")[2].isdigit()]
     cut(head)
     try:
         wait_until(lambda: job.field("JobState") == "PENDING", f"job {job.number} is in the queue again", 300)
@@ -223,5 +225,8 @@ def test_a_lost_head_is_a_requeue(recipe: str, alone: str, project: Path, jobs: 
         assert job.field("BatchHost") != f"n{head}"
     finally:
         mend(head)
+    # As the lost node does when it is back: its srun has seen its tasks end, and ends their step by its number.
+    assert first_start
+    on("login", "scancel", *first_start, check=False)
     experiment = "shakespeare_char" if recipe == "gloo" else "shakespeare_10m"
     has_the_bits_of_one_process(job, run, 2, tmp_path, experiment, overrides)

@@ -138,6 +138,15 @@ def test_what_a_job_runs(start: str, words: str, for_set_up: str, more: dict[str
     assert job(project, start, **more) == (0, "", [*before(python, words, for_set_up or words), *trained])
 
 
+def test_a_start_again_has_steps_with_numbers_of_their_own(project: Path) -> None:
+    """A start has at most four until it trains; the second one begins after eight of them."""
+    _, _, first = job(project)
+    _, _, third = job(project, SLURM_RESTART_COUNT="2")
+    number = len([line for line in first if line.startswith("srun")])
+    assert number == 4
+    assert third == [*first, *[f"srun {ONE_A_NODE} --nodes=1 --ntasks=1 true"] * 2 * number, *first]
+
+
 @pytest.mark.parametrize("how", ["launch", "tasks"])
 def test_each_step_is_in_pyxis_container(how: str, project: Path) -> None:
     container = f"--container-image=registry#mingpt:1 --container-mounts={project}:{project},/a:/b"
