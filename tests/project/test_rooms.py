@@ -183,7 +183,7 @@ def test_a_reading_list_is_short(heading: str) -> None:
 
 
 # A file that a text names, and perhaps what it defines: `tree.py`, `tree.py: middle`, `tree.py`: `middle` and `cuts`.
-FILE = re.compile(r"(?<![\w/.])([\w/*]+\.py)\b(?:: ([\w.]*\w)(?=[`,.;)]|$)|`: ((?:(?:, | and |, and )?`[\w.]+`)+))?", re.M)
+FILE = re.compile(r"(?<![\w/.])([\w/*]+\.py)\b(?:: ([\w.]*\w)(?=[`,.;)]|$)|`: ((?:(?:, |,? and )?`[\w.]+`)+))?", re.M)
 OTHERS = {"torch.py", "encoder.py", "dynamic_rendezvous.py"}  # not ours
 
 
