@@ -18,7 +18,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     exit_now(_code or 128 + number)
 
 
-for _number in (signal.SIGINT, signal.SIGTERM):  # until Lifetime.begin in cli.py
+for _number in (signal.SIGINT, signal.SIGTERM):  # until Lifetime.begin in cli/cli.py
     # Not in a process that multiprocessing has spawned, which imports this, too: its parent may end it in C code.
     if signal.getsignal(_number) is not signal.SIG_IGN and "multiprocessing.spawn" not in sys.modules:
         signal.signal(_number, _end)

@@ -64,7 +64,7 @@ def evaluate_command(options: Namespace, lifetime: Lifetime) -> int:
             lifetime.ignore_signals()
             world.barrier()
         return FINISHED
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # as attempt.py
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # as train/attempt.py
         return report_failure(error, lifetime)
 
 

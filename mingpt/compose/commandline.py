@@ -101,7 +101,7 @@ class CommandLine:
     @property
     def for_hydra(self) -> tuple[list[str], list[str]]:
         """The overrides: those that choose files, and values. A plain `key=value` sets a key whether a file has it or
-        not: which keys there are is for validation.py to say, for all of them at once.
+        not: which keys there are is for config/validation.py to say, for all of them at once.
         """
         known, chosen, values = groups(self.folders), list[str](), list[str]()
         for override in self.overrides:

@@ -1,5 +1,5 @@
-"""From the command line to a Config: Hydra composes the files and applies the overrides, and validation.py judges what
-comes out.
+"""From the command line to a Config: Hydra composes the files and applies the overrides, and
+config/validation.py judges what comes out.
 
 `@hydra.main` stops at the first mistake, with exit code 1. So a run's config is composed by `hydra.compose`, and what
 Hydra refuses is found one by one. Options that only print are answered by `@hydra.main`.

@@ -87,7 +87,8 @@ class Places(SearchPathPlugin):
 
 def offer(own: Sequence[Path] = ()) -> None:
     """Let Hydra know `schema`, the defaults of all keys outside of kinds; `schema/data=KIND`, those of a kind; and an
-    option for each kind that has no file: `data=random`. A key that is in none of them is for validation.py to refuse.
+    option for each kind that has no file: `data=random`. A key that is in none of them is refused later
+    (config/validation.py).
     """
     Plugins.instance().register(Places)
     store, schema = ConfigStore.instance(), OmegaConf.create(defaults({}) | {section: {} for section in KINDS})

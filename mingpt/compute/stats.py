@@ -28,7 +28,7 @@ class Flags:
     due: bool = False
     # A durable snapshot can't start now: its last one is still on its way.
     busy: bool = False
-    # The same of a snapshot in memory.
+    # The same of a snapshot in memory; raised also once its writer has given up.
     hot_busy: bool = False
     # It can't write durable snapshots any more.
     gave_up: bool = False
@@ -54,7 +54,7 @@ class StepStats:
     grad_norm: Tensor | None = None
 
     def mean_loss(self) -> float:
-        """Nats per token, added along the tree. Waits for the device."""
+        """Nats per token, added along the tree: what a snapshot's metrics store. Waits for the device."""
         return tree_sum_of(self.losses.tolist()) / max(1.0, self.tokens.item())
 
 

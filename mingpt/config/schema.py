@@ -128,7 +128,7 @@ class Optimizer(Section):
     """With reduce=exact: each process updates a slice of the weights, and has its optimizer state only. Same bits."""
 
 
-class OwnOptimizer(Optimizer, Own): ...
+class OwnOptimizerSection(Optimizer, Own): ...
 
 
 class Schedule(Section):
@@ -285,6 +285,6 @@ class Config(Section):
 
 
 OWN: dict[str, type[Own]] = {
-    "optimizer": OwnOptimizer,
+    "optimizer": OwnOptimizerSection,
     "schedule": OwnSchedule,
 }  # what a section is if its `_target_` is set

@@ -79,7 +79,10 @@ class Metrics(Strict):
 
 
 class Manifest(Strict):
-    """The fields of manifest.json. The digest covers `tensors` alone."""
+    """The fields of manifest.json.
+
+    The digest covers the names, dtypes, shapes and hashes of `tensors`, and nothing else: not the step, not `part`.
+    """
 
     format: int = FORMAT
     run: str  # the run's name

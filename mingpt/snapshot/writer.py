@@ -197,7 +197,7 @@ class SnapshotWriter:
                 self._remove_parts(step)  # a disk that is full of them would fail the next snapshot, too
             raise_first(reports)
             with self._own_work():
-                committed = self.commit(step, reports, metrics) if self.world.is_main else None
+                committed = self.write_manifest(step, reports, metrics) if self.world.is_main else None
             result = self.world.broadcast(committed)
             if last or not result.get("again"):
                 break
@@ -280,7 +280,7 @@ class SnapshotWriter:
         tensors = {name: info.model_dump() for name, info in part.tensors.items()}
         return {"parts": {part.name: {"size": part.size}}, "tensors": tensors}
 
-    def commit(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
+    def write_manifest(self, step: int, reports: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
         """Write the manifest for the parts that all processes report. Returns the digest, or what went wrong."""
         try:
             parts = {name: PartInfo(**p) for r in reports for name, p in r["parts"].items()}

@@ -27,7 +27,7 @@ from mingpt.world.world import World
 class Hooks:
     """What happens around a step besides computing: nothing. A replay, the self-test and benchmarks take this one.
 
-    A run's own (assemble.py) connects its steps with its clock, its snapshots and its stop signals.
+    A run's own (hooks.py) connects its steps with its clock, its snapshots and its stop signals.
     """
 
     def begin(self) -> None:

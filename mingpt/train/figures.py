@@ -36,7 +36,7 @@ class Figures:
 
     @property
     def loss(self) -> float:
-        """Nats per token, added along the tree."""
+        """Nats per token, added along the tree: what the log shows."""
         return tree_sum_of(self.losses) / max(1.0, self.tokens)
 
 

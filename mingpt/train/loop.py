@@ -1,4 +1,4 @@
-"""The training loop. step.py does one step, assemble.py builds the Run.
+"""The training loop. step.py does one step, `running.py: run_of` makes the Run.
 
 Only the weights and `Update.state()` are state; everything else is a function of (config, state, step). So an attempt
 that starts at any step with any number of processes computes what an undisturbed run would have computed.
@@ -55,9 +55,10 @@ class Run:
 
 
 def train(run: Run) -> int:
-    """Train to train.max_steps, or until a process is asked to stop; returns the exit code.
+    """Train to train.max_steps, or until a process is asked to stop.
 
-    All processes decide alike, since each decides by figures and flags that the step's exchange has made equal.
+    Returns the exit code: FINISHED (0) or STOPPED (75). All processes decide alike, since each decides by figures and
+    flags that the step's exchange has made equal.
     """
     context, clock = run.context, run.lifetime.clock
     for step in range(run.start, run.last_step):

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from mingpt.compute import optimizer as optim
 from mingpt.compute.guard import MOST_RANGES
 from mingpt.compute.optimizer import Update, schedule_factor
-from mingpt.config.schema import Optimizer, OwnOptimizer, Schedule
+from mingpt.config.schema import Optimizer, OwnOptimizerSection, Schedule
 from tests.kits.update_kit import state_of, sums_of, update_of
 
 ADAMW, MUON = Optimizer(lr=0.01), Optimizer(name="muon", lr=0.01)
 MEAN = {"ema": 0.9}
 LION, ADAFACTOR = (
-    OwnOptimizer.model_validate({"_target_": f"examples.own_optimizer.{name}", "lr": 0.01})
+    OwnOptimizerSection.model_validate({"_target_": f"examples.own_optimizer.{name}", "lr": 0.01})
     for name in ("Lion", "Adafactor")
 )
 CONSTANT = Schedule(kind="constant", warmup_steps=0)

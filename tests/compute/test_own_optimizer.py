@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mingpt.compute.numerics import fingerprint
-from mingpt.config.schema import OwnOptimizer, Schedule
+from mingpt.config.schema import OwnOptimizerSection, Schedule
 from mingpt.errors import FINISHED, USER_ERROR, UserError
 from mingpt.replay.replaying import replay
 from mingpt.snapshot.reader import read
@@ -25,8 +25,8 @@ from tests.kits.update_kit import one_step, state_of, update_of
 LION, ADAFACTOR = (f"optimizer._target_=examples.own_optimizer.{name}" for name in ("Lion", "Adafactor"))
 
 
-def made(target: str, **more: object) -> OwnOptimizer:
-    return OwnOptimizer.model_validate({"_target_": target, "lr": 0.1, "clip_norm": 0.0, **more})
+def made(target: str, **more: object) -> OwnOptimizerSection:
+    return OwnOptimizerSection.model_validate({"_target_": target, "lr": 0.1, "clip_norm": 0.0, **more})
 
 
 def test_lion_is_the_papers_with_the_sections_learning_rates_and_decay() -> None:

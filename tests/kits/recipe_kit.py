@@ -5,7 +5,6 @@ import yaml
 from tests.kits.paths_kit import ROOT
 
 TEACHING = ("train", "train-rdzv")  # those with plain torchrun lines
-TRAINING = (*TEACHING, "train-spot")
 REQUIRED = {"train-spot": {"RUN_DIR": "s3://b"}, "serve": {"RUN_DIR": "s3://b/run"}, "prepare": {"OUT": "s3://b/c d"}}
 HEAD, OTHER = "127.0.0.1", "127.0.0.2"
 DEFAULT = "experiment=shakespeare_10m"

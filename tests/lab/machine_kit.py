@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -64,15 +63,7 @@ class Machines:
         assert done.returncode == 0, f"{name}: {command} ended with {done.returncode}:\n{done.stdout[-6000:]}"
         return done.stdout
 
-    def lose(self, name: str) -> None:
-        """Power off: it falls silent, and then every process is gone. No connection is closed, no disk is written."""
-        self.net.cut(name)
-        os.kill(self.pids[name], signal.SIGKILL)  # process 1: the kernel ends all others with it
-        wait_until(lambda: not any((group / "cgroup.procs").read_text() for group in _tree(name)), f"{name} is off")
-        _remove_groups(name)
-
     def boot(self, name: str, gpus: int) -> None:
-        """Also after `lose`: the disk is as it was."""
         groups = list(_groups(name))
         for group in groups:
             group.mkdir(exist_ok=True)
@@ -97,7 +88,6 @@ class Machines:
             return False
 
         wait_until(up, f"{name} is up", 120)
-        self.net.mend(name)
 
 
 def _groups(name: str) -> Iterator[Path]:
@@ -151,10 +141,6 @@ def _debian(folder: Path, names: list[str]) -> None:
         ["debootstrap", "--variant=minbase", f"--include={include}", suite, str(folder), mirror],
         check=True, stdout=subprocess.DEVNULL, timeout=LIMIT,
     )  # fmt: skip
-    furnish(folder, names, sources)
-
-
-def furnish(folder: Path, names: list[str], sources: list[str]) -> None:
     (folder / "etc/apt/sources.list").write_text("".join(f"deb {line}\n" for line in sources))
     (folder / "etc/apt/apt.conf.d/90proxy").write_text(f'Acquire::http::Proxy "http://{PROXY}:3142";\n')
     (folder / "etc/machine-id").write_text("")

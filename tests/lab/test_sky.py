@@ -49,11 +49,6 @@ def cluster() -> Iterator[str]:
     sky("down", "-y", name)
 
 
-def statuses(cluster: str) -> dict[str, str]:
-    """The status of each of the cluster's jobs, by its number."""
-    return dict(re.findall(r"^(\d+) .*\] +([A-Z_]+) ", sky("queue", cluster).stdout, re.M))
-
-
 def test_both_recipes_on_two_nodes_and_mistakes_that_end_a_job(alone: str, cluster: str) -> None:
     static, elastic = shared("static"), shared("rdzv")
     two = ("--num-nodes", "2", "--gpus", "L4:2")
@@ -77,7 +72,8 @@ def test_both_recipes_on_two_nodes_and_mistakes_that_end_a_job(alone: str, clust
     said = sky("logs", cluster, "4", "--no-follow", check=False).stdout
     assert "s3://nobody/run" in said
     assert "hidden-in-every-log" not in said
-    found = statuses(cluster)
+    # The status of each of the cluster's jobs, by its number.
+    found = dict(re.findall(r"^(\d+) .*\] +([A-Z_]+) ", sky("queue", cluster).stdout, re.M))
     assert found == {"1": "SUCCEEDED", "2": "SUCCEEDED", "3": "FAILED", "4": "FAILED"}
 
 
@@ -112,16 +108,12 @@ def ended(name: str) -> tuple[int, str]:
     return int(found[0][0]), found[0][1]
 
 
-def cut_the_cable(node: int) -> None:
-    cut(node)
-
-
 def kill_the_launcher(node: int) -> None:
     on(f"n{node}", "pkill", "-KILL", "-f", "^[^ ]*python (-m|[^ ]*/world/start) mingpt[.]launch")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [cut_the_cable, kill_the_launcher])
+@pytest.mark.parametrize("fault", [cut, kill_the_launcher])
 def test_a_managed_job_goes_on_after(fault: Callable[[int], None], managed: Path, tmp_path: Path) -> None:
     runs = shared("managed")
     name = f"managed-{runs.name[-6:]}"  # as no earlier job

@@ -182,6 +182,54 @@ def test_a_reading_list_is_short(heading: str) -> None:
     assert sum(SIZES[name] for name in names) <= LIST_TOKENS
 
 
+# A file that a text names, and perhaps what it defines: `tree.py`, `tree.py: middle`, `tree.py`: `middle` and `cuts`.
+FILE = re.compile(r"(?<![\w/.])([\w/*]+\.py)\b(?:: ([\w.]*\w)(?=[`,.;)]|$)|`: ((?:(?:, |,? and )?`[\w.]+`)+))?", re.M)
+OTHERS = {"torch.py", "encoder.py", "dynamic_rendezvous.py"}  # not ours
+
+
+def said_in(module: str) -> str:
+    """The docstrings and comments of a module."""
+    nodes = [n for n in ast.walk(TREES[module]) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    found = tokenize.generate_tokens(io.StringIO(TEXTS[module]).readline)
+    comments = [token.string for token in found if token.type == tokenize.COMMENT]
+    return "\n".join([*(ast.get_docstring(node) or "" for node in nodes), *comments])
+
+
+def defines(tree: ast.AST, name: str) -> bool:
+    """Whether a file defines a name, or a class in it the member `Class.name`."""
+    outer, _, inner = name.rpartition(".")
+    if outer:
+        classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == outer]
+        return any(defines(node, inner) for node in classes)
+    stored = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            stored.add(node.name)
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            stored.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return name in stored
+
+
+def not_there(text: str, *folders: Path) -> list[str]:
+    """The files that a text names and that are in none of the folders, and the names that their files do not define."""
+    wrong = list[str]()
+    for path, inside, after in FILE.findall(text):
+        files = [file for folder in folders for file in folder.glob(path)]
+        if not files and path not in OTHERS:
+            wrong.append(path)
+        for name in files and [*filter(None, [inside]), *re.findall(r"`([\w.]+)`", after)]:
+            if not defines(ast.parse(files[0].read_text()), name):
+                wrong.append(f"{path}: {name}")
+    return wrong
+
+
+def test_files_that_the_map_and_the_code_name_are_there() -> None:
+    """A file without a folder is one of the same room."""
+    assert not_there((PACKAGE / "README.md").read_text(), PACKAGE, PACKAGE.parent) == []
+    wrong = {name: not_there(said_in(name), (PACKAGE / name).parent, PACKAGE, PACKAGE.parent) for name in TEXTS}
+    assert {name: files for name, files in wrong.items() if files} == {}
+
+
 def test_no_modules_import_each_other() -> None:
     """At their tops or later: what is reached from a module does not lead back to it."""
     arrows = {module: set(imports(tree)) for module, tree in TREES.items()}

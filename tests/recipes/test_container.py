@@ -30,8 +30,8 @@ def variables(rank: int, **changed: str) -> dict[str, str]:
 # --- what the launcher makes of the variables, with names that mean this machine ---
 
 
-def here(rank: int = 1, **changed: str) -> dict[str, str]:
-    return variables(rank, SING_HOSTNAME_SUFFIX="localhost", SING_MASTER_ADDR="train-0.localhost", **changed)
+def here(**changed: str) -> dict[str, str]:
+    return variables(1, SING_HOSTNAME_SUFFIX="localhost", SING_MASTER_ADDR="train-0.localhost", **changed)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_variable_that_is_missing_or_empty_is_named(name: str, names: dict[str
 
 @pytest.mark.slow
 def test_a_stop_before_training_ends_the_container(tmp_path: Path) -> None:
-    waiting = {**here(), "SING_WORLD_SIZE": "2", "EXPERIMENT": "synthetic", "PYTHONPATH": str(ROOT)}
+    waiting = {**here(), "EXPERIMENT": "synthetic", "PYTHONPATH": str(ROOT)}
     node = Node(["env", f"--chdir={tmp_path}", sys.executable, str(ENTRY)], waiting)
     wait_until(lambda: any("mingpt.preflight" in command for command in node.processes().values()), "the preflight")
     node.process.send_signal(signal.SIGTERM)

@@ -108,7 +108,6 @@ def test_the_hook_of_the_page_stops_a_pod(tmp_path: Path) -> None:
     ]
     (hook,) = hooks["config"]["hooks"]
     (tmp_path / "hook.sh").write_text(hook["run"])
-    section(tmp_path)
     env = section(tmp_path, WAITS="1")
     script = (
         "bash run.sh >said & until grep -q waits said; do sleep 0.1; done; "

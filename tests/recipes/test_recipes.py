@@ -122,30 +122,8 @@ def test_the_pages_tell_when_a_cluster_ends(name: str) -> None:
     assert IDLE["train"] == 60
 
 
-@pytest.mark.parametrize(
-    ("ips", "run_dir", "given"),
-    [
-        ("a\nb", "runs/mine", {"SLURM_JOB_ID": "1"}),
-        ("a\nb", "runs/mine", {"SKY_RUNTIME_DIR": "on Slurm"}),  # where all nodes share a home
-        ("a\nb", "/mnt/shared/run", {}),
-        ("a\nb", "s3://b/run", {}),
-        ("a", "runs/mine", {}),
-    ],
-)
-def test_set_up_says_nothing_of_a_run_that_is_not_on_one_machines_disk(
-    ips: str, run_dir: str, given: dict[str, str], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    config = configured(DEFAULT, f"run.dir={run_dir}")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "on Slurm/.sky").mkdir(parents=True)
-    (tmp_path / "on Slurm/.sky/.sky_slurm_cluster").touch()
-    check_machines(config, {"HOME": str(tmp_path), "SKYPILOT_SETUP_NODE_IPS": ips, **given})
-    assert capsys.readouterr().err == ""
-
-
 def test_set_up_says_that_one_machine_has_the_run_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: Told
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: Told
 ) -> None:
     monkeypatch.setenv("SKYPILOT_SETUP_NODE_IPS", "a\nb")
     for name in ("SLURM_JOB_ID", "SKY_RUNTIME_DIR"):
@@ -157,6 +135,12 @@ def test_set_up_says_that_one_machine_has_the_run_alone(
     assert [len(of.err.splitlines()) for of in said] == [1, 0, 0]
     assert said[0].out == said[1].out  # which names packages, one a line
     told(said[0].err)
+    (tmp_path / ".sky").mkdir()
+    (tmp_path / ".sky/.sky_slurm_cluster").touch()
+    # Where all nodes share a home, as Slurm's do; and where there is one.
+    for name, value in {"SLURM_JOB_ID": "1", "SKY_RUNTIME_DIR": str(tmp_path), "SKYPILOT_SETUP_NODE_IPS": "a"}.items():
+        check_machines(configured(DEFAULT), {"SKYPILOT_SETUP_NODE_IPS": "a\nb", name: value})
+        assert capsys.readouterr().err == "", name
 
 
 # --- the variables of a recipe, as overrides ---
@@ -276,7 +260,7 @@ def torchrun(name: str, rank: int, processes: int, *rest: str) -> list[str]:
 @pytest.mark.parametrize("name", TEACHING)
 @pytest.mark.parametrize(
     ("rank", "gpus", "changed", "processes"),
-    [(0, 0, {}, 1), (1, 0, {}, 1), (1, 10, {}, 10), (1, 4, {"NPROC_PER_NODE": "3"}, 3)],
+    [(0, 0, {}, 1), (1, 10, {}, 10), (1, 4, {"NPROC_PER_NODE": "3"}, 3)],
     ids=str,
 )
 def test_torchruns_words(
@@ -295,7 +279,7 @@ def test_torchruns_words(
 @pytest.mark.parametrize(
     ("name", "rank", "gpus", "changed", "words"),
     [
-        *(("train-spot", rank, 0, {}, ["launch", "--platform", "sky", "--from-env"]) for rank in (0, 1)),
+        ("train-spot", 1, 0, {}, ["launch", "--platform", "sky", "--from-env"]),
         (
             "evaluate", 0, 0, {"RUN_DIR": RUN, "OPTIONS": "--json --step 3"},
             ["evaluate", "--from-env", "--json", "--step", "3"],
