@@ -112,7 +112,7 @@ def test_a_flipped_bit_anywhere_and_every_truncation_is_seen(store: Store) -> No
     manifest = read_manifest(store, 3)
 
     def decoded(name: str, raw: bytes) -> object:
-        return decode_manifest(raw) if name == MANIFEST else decode_part(manifest, name, memoryview(raw))
+        return decode_manifest(raw) if name == MANIFEST else decode_part(manifest, name, memoryview(bytearray(raw)))
 
     for name, good in contents(Path(store.folder(3))).items():
         assert decoded(name, good)
