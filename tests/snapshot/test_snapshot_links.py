@@ -56,11 +56,14 @@ def test_no_operation_goes_through_a_steps_folder_that_is_a_link(store: Store, v
     given = OPERATIONS[operation]
     if operation == "commit":
         given = (read_manifest(store, 3).model_copy(update={"step": 10}),)
-    before, ours = contents(victim), files(Path(store.root))
-    with pytest.raises(UserError, match="step-000000010 is a link"):
-        getattr(store, operation)(*given)
-    assert contents(victim) == before
-    assert files(Path(store.root)) == ours
+    for committed in (True, False):
+        if not committed:  # then what is there looks like a dead writer's
+            (victim / "manifest.json").rename(victim / "settings.json")
+        before, ours = contents(victim), files(Path(store.root))
+        with pytest.raises(UserError, match="step-000000010 is a link"):
+            getattr(store, operation)(*given)
+        assert contents(victim) == before
+        assert files(Path(store.root)) == ours
 
 
 def test_the_snapshots_folder_of_a_run_is_no_link_and_one_that_the_user_names_may_be(

@@ -9,6 +9,8 @@ from uuid import uuid4
 import pytest
 
 from mingpt.errors import UserError
+from mingpt.history.history import read_metrics
+from mingpt.observe.ledger import kept_until
 from mingpt.report.reading import Run
 from mingpt.snapshot.attempts import Attempt, records
 from mingpt.snapshot.format import MANIFEST
@@ -17,6 +19,7 @@ from mingpt.snapshot.reader import read_manifest, verify
 from mingpt.snapshot.retention import Retention, plan
 from mingpt.snapshot.store import Store
 from mingpt.tiers.rewinding import rewind, undo
+from tests.kits.report_kit import Made
 from tests.kits.snapshot_kit import PROVENANCE, save, state_of
 from tests.kits.verb_kit import mingpt
 
@@ -204,3 +207,13 @@ def test_prune_leaves_what_an_undo_brings_back_meanwhile(run: History) -> None:
     run.undo()
     planned.apply(run.store)
     assert run.digests() == run.first
+
+
+def test_metrics_and_ledger_follow_the_undoing(tmp_path: Path) -> None:
+    made = Made(tmp_path).attempt(1, 0, 30)
+    made.claim(2, 10, 1, by="rewind").attempt(3, 10, 15, parent=1)
+    made.claim(4, 30, 1, by="rewind")
+    path = tmp_path / "attempts/00004.json"
+    path.write_text(path.read_text().replace("}", ', "undoes": 2}'))
+    assert [r["attempt"] for r in read_metrics(str(tmp_path))] == [1] * 30
+    assert kept_until(records(str(tmp_path)), {1: 30, 3: 15}) == {1: 30, 3: 10}
