@@ -47,8 +47,8 @@ def test_every_dtype_and_shape_comes_back_from_what_safetensors_itself_writes(
         tensor = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
         if dtype.is_floating_point and tensor.numel() > 1:
             tensor.view(-1)[:2] = torch.tensor([-0.0, torch.nan])  # -0.0 equals 0.0: only its bytes tell
-        model = {"a": tensor, "größe": torch.tensor([True, False, True])}
-        state: State = {"model": model, "optimizer": {"b": tensor.mT if len(shape) > 1 else tensor}}
+        model = {"a": tensor, "b": torch.tensor([True, False, True]), "größe": torch.tensor(7.0).double()}
+        state: State = {"model": model, "optimizer": {"c": tensor.mT if len(shape) > 1 else tensor}}
         save(store, step, state)
         assert equal(read(store, step).state, state)
         [part] = Path(store.folder(step)).glob("model-*")

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,8 @@ def test_a_run_whose_snapshots_are_all_damaged_says_that_it_starts_anew(store: S
     assert said[-1].endswith("no snapshot is left: training starts from step 1")
     assert read_newest(store, said.append) is None
     assert len(said) == 4
+    for aside in Path(store.root).glob("*/set-aside-*"):  # whoever comes second gives it the same name
+        assert aside.name == f"set-aside-{sha256(aside.read_bytes()).hexdigest()[:8]}-{MANIFEST}"
 
 
 # --- a disk that fails ---
