@@ -19,56 +19,43 @@ from pathlib import Path
 from random import Random
 
 import fsspec
+import pytest
 import torch
 
 import mingpt
+from mingpt.errors import FINISHED
 from mingpt.snapshot.reader import verify
 from mingpt.snapshot.store import Store
-from tests.frozen.test_frozen import LAST, MORE, heat, machine, place
+from tests.frozen.test_frozen import LAST, MORE, heat, machine, place, resume
 from tests.kits import lockstep
 from tests.kits.frozen_kit import FROZEN, pack
-from tests.kits.store_kit import BUCKET, Moto
+from tests.kits.store_kit import BUCKET, Stores
+from tests.kits.verb_kit import mingpt as verb
 
 TINY = (
     "model.kind=gpt", "model.n_layer=1", "model.n_head=2", "model.n_embd=8", "model.block_size=8", "model.dropout=0.1",
     "batch.global_size=8", "batch.micro_size=2", "train.max_steps=12", "train.log_every=1", "train.eval_every=4",
     "schedule.warmup_steps=2", "schedule.decay_steps=24", "optimizer.lr=0.01", "snapshot.every_steps=4",
     "snapshot.every_seconds=0", "snapshot.keep=10", "snapshot.asynchronous=false", "snapshot.hot_every_steps=0",
-    "snapshot.keep_best=false", "data.cache_dir=cache", "track=[]",
+    "snapshot.keep_best=false", "data.cache_dir=cache", "track=[]", "data.kind=text", "data.path=data/text.txt",
 )  # fmt: skip
-TEXT = ("data.kind=text", "data.path=data/text.txt")
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def data() -> None:
-    words = ("the", "king", "is", "dead", "long", "live", "queen", "and", "all")
-    lines = [" ".join(Random(n).choices(words, k=6)) for n in range(60)]
-    Path("data").mkdir()
-    Path("data/text.txt").write_text("\n".join(lines))
-
-
-def verb(*arguments: str, world: int = 1) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    module = ["-m", "mingpt.train", *arguments[1:]] if world > 1 else ["-m", "mingpt.cli.cli", *arguments]
-    program = "import sys; from mingpt.cli.cli import main; sys.argv[0] = 'mingpt'; sys.exit(main())"
-    command = [sys.executable, *launcher, *module] if world > 1 else [sys.executable, "-c", program, *arguments]
-    print("==", *arguments, flush=True)
-    ended = subprocess.run(command, env=ENV).returncode
-    assert ended == 0, ended
-
-
-def train(name: str, *overrides: str, world: int = 1, at: str = "runs") -> None:
+def command(name: str, *overrides: str, world: int = 1, at: str = "runs") -> list[str]:
+    """A later setting of one key has the word."""
     given = [*TINY, f"run.dir={at}/{name}", f"run.name={name}", *overrides]
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"] if world > 1 else []
     last = {text.partition("=")[0]: text for text in given}
-    verb("train", *last.values(), world=world)
+    return [sys.executable, "-m", *launcher, "mingpt.train", *last.values()]
 
 
-def killed(name: str, step: int, *overrides: str) -> None:
+def train(*settings: str, world: int = 1, at: str = "runs") -> None:
+    subprocess.run(command(*settings, world=world, at=at), check=True)
+
+
+def killed(step: int, *settings: str) -> None:
     """A run that is killed at the line of a step, so that its newest snapshot is a hot one."""
-    given = [*TINY, f"run.dir=runs/{name}", f"run.name={name}", *overrides]
-    last = {text.partition("=")[0]: text for text in given}
-    command = [sys.executable, "-m", "mingpt.train", *last.values()]
-    process = lockstep.start(command, env=ENV, start_new_session=True)
+    process = lockstep.start(command(*settings), env=os.environ, start_new_session=True)
     assert process.stdout
     for line in process.stdout:
         if re.match(rf"step +{step}\b", line):
@@ -82,21 +69,19 @@ def killed(name: str, step: int, *overrides: str) -> None:
 
 def bucket() -> None:
     """A run that was trained into S3, as its objects lie there."""
-    server = Moto(Path("/tmp/frozen-moto"))
-    ENV.update(server.environment(server.port))
-    os.environ.update(server.environment(server.port))
-    fsspec.config.set_conf_env(fsspec.config.conf)
-    server.start()
-    server.make_bucket()
-    for steps, world in ((8, 1), (12, 2)):
-        train("bucket", *TEXT, f"train.max_steps={steps}", world=world, at=server.url)
-    verb("rewind", f"{server.url}/bucket@8")
-    fsspec.filesystem("s3").get(f"{BUCKET}/bucket", "bucket", recursive=True)
-    server.kill()
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        stores = Stores(Path(folder), patch)
+        url = stores("moto").url
+        for steps, world in ((8, 1), (12, 2)):
+            train("bucket", f"train.max_steps={steps}", world=world, at=url)
+        verb(f"rewind {url}/bucket@8")
+        fsspec.filesystem("s3").get(f"{BUCKET}/bucket", "bucket", recursive=True)
+        stores.close()
 
 
 def main() -> None:
     archive = FROZEN / f"{mingpt.__version__}.tar.xz"
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         make()
@@ -107,22 +92,18 @@ def main() -> None:
 
 
 def make() -> None:
-    data()
+    words = ("the", "king", "is", "dead", "long", "live", "queen", "and", "all")
+    lines = [" ".join(Random(n).choices(words, k=6)) for n in range(60)]
+    Path("data").mkdir()
+    Path("data/text.txt").write_text("\n".join(lines))
     for steps, world in ((8, 1), (12, 2)):  # two attempts, and a resize
-        train("resized", *TEXT, f"train.max_steps={steps}", world=world)
-    train("rewound", *TEXT)
-    verb("rewind", "runs/rewound@4")
-    train("rewound", *TEXT, "train.max_steps=6")
+        train("resized", f"train.max_steps={steps}", world=world)
+    train("rewound")
+    verb("rewind runs/rewound@4")
+    train("rewound", "train.max_steps=6")
     Path("hot").mkdir()
-    killed(
-        "hot",
-        13,  # that of step 12 is stored by then
-        *TEXT,
-        "train.max_steps=24",
-        "snapshot.every_steps=8",
-        "snapshot.hot_every_steps=4",
-        "snapshot.hot_dir=hot",
-    )
+    every = ("snapshot.every_steps=8", "snapshot.hot_every_steps=4", "snapshot.hot_dir=hot")
+    killed(13, "hot", "train.max_steps=24", *every)  # that of step 12 is stored by then
     bucket()
 
 
@@ -141,7 +122,7 @@ def record() -> None:
         for name, last in LAST.items():
             steps = f"train.max_steps={last + MORE}"
             own = () if name != "bucket" else ("run.dir=bucket", "snapshot.dir=bucket/snapshots")
-            verb("train", f"--config-dir={place(name)}", "--config-name=config", "snapshot.hot_dir=hot", steps, *own)
+            assert resume(place(name), steps, *own) == FINISHED
             resumed[name] = digests(name)[str(last + MORE)]
         os.chdir(here)
     found = {"stored": stored, "resumed": {machine(): resumed}, "hot": hot, "made on": machine()}

@@ -1,8 +1,8 @@
 """What follows from what: late commits, two starts at once, going back, and what a node's memory may bring back."""
 
 import os
-import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from mingpt.errors import Superseded
 from mingpt.snapshot.attempts import Attempt, records
-from mingpt.snapshot.format import Manifest
+from mingpt.snapshot.format import MANIFEST, Manifest
 from mingpt.snapshot.lineage import NOTE, HotBase, NewestDurable, overtaken, set_overtaken_aside, stale_steps
 from mingpt.snapshot.store import Store
 from mingpt.tiers import hot
@@ -83,11 +83,17 @@ def test_of_attempts_that_start_at_once_each_has_a_number_of_its_own(line: Line)
 
 
 def test_an_older_attempt_is_told_that_a_newer_one_has_started(line: Line, told: Told) -> None:
+    """Also if nothing but the number of the newer one's claim can be read."""
     first, second = line.claim(0, 20)
     with told.mistake(line.dir, of=Superseded):
         first.check()
     second.check()
     assert records(line.dir)[2] == second.record
+    for content in (b"", b"[]", b"{}", b'{"id": 1}', b"\xff", b"[" * 100_000):
+        Path(line.dir, "attempts/00007.json").write_bytes(content)
+        assert list(records(line.dir)) == [1, 2]
+        with pytest.raises(Superseded, match="attempt 7 has started"):
+            second.check()
 
 
 @pytest.mark.parametrize(("heeded", "numbers"), [(True, [1, 2]), (False, [1, 1])])
@@ -99,22 +105,12 @@ def test_two_starts_at_once_on_one_bucket_are_two_attempts_and_the_older_one_end
     if not heeded:
         monkeypatch.setattr(MemoryFileSystem, "pipe_file", lambda fs, path, value, mode="": plain(fs, path, value))
     assert Store(run).conditional_puts == heeded
-    assert Store(run).files(None) == []  # nothing of the trial is left
     monkeypatch.setattr("mingpt.snapshot.attempts.newest_number", lambda run_dir: 0)
     first, second = (Attempt.claim(run, 0, None) for _ in range(2))
     assert [first.number, second.number] == numbers
     second.check()
     with pytest.raises(Superseded, match="has started while this attempt, number 1"):
         first.check()
-
-
-def test_a_claim_that_cannot_be_read_says_nothing_but_its_number(line: Line) -> None:
-    [first] = line.claim(0)
-    for content in (b"", b"[]", b"{}", b'{"id": 1}', b"\xff", b"[" * 100_000):
-        Path(line.dir, "attempts/00007.json").write_bytes(content)
-        assert list(records(line.dir)) == [1]
-        with pytest.raises(Superseded, match="attempt 7 has started"):
-            first.check()
 
 
 # --- the durable line ---
@@ -181,10 +177,13 @@ def test_an_attempts_number_is_above_those_in_the_snapshots(tmp_path: Path) -> N
     assert Attempt.claim(str(tmp_path), 40, "d", parent=5).number == 6
 
 
-def test_the_newest_attempt_replaces_what_an_older_one_committed_late_at_its_step(line: Line) -> None:
+def test_the_newest_attempt_replaces_what_an_older_one_committed_late_and_what_is_damaged(line: Line) -> None:
     _, second = line.claim(0, 20)
-    line.commit({40: 1})
-    assert save(line.durable, 40, state_of(2), provenance=of(2), claim=second) == line.newest().digest
+    line.commit({40: 1, 41: 2})
+    Path(line.durable.folder(41), MANIFEST).write_bytes(b"{")
+    for step in (40, 41):
+        assert save(line.durable, step, state_of(2), provenance=of(2), claim=second) == line.newest().digest
+        assert [file.is_set_aside for file in line.durable.files(step)].count(True) == 1
 
 
 # --- the memory of a node ---
@@ -268,20 +267,6 @@ def test_a_rewind_sets_all_newer_snapshots_aside_in_both_tiers(line: Line, tmp_p
         training.check()
 
 
-def _put(path: Path, what: str) -> None:
-    """Something that is no plain file in a note's place; what it leads to is a good note."""
-    good = path.rename(path.with_name("good"))
-    if what == "FIFO":
-        os.mkfifo(path)
-    elif what == "socket":
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(str(path))
-    elif what == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to(good if what == "link" else "/dev/zero")
-
-
 NO_NOTES = (
     b"", b"{", b"[]", b"{}", b"null", b"\xff", b"[" * 100_000, b" " * 2**20 + b"%b",
     b'{"attempt": null, "step": 4, "digest": "%d"}', b'{"attempt": true, "step": 4, "digest": "%d"}',
@@ -291,22 +276,21 @@ NO_NOTES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ["FIFO", "socket", "folder", "link", "device", *NO_NOTES])
-def test_a_note_in_memory_that_is_none_ends_no_start(line: Line, what: str | bytes) -> None:
+@pytest.mark.parametrize("what", [os.mkfifo, lambda note: note.symlink_to("good"), *NO_NOTES])
+def test_a_note_in_memory_that_is_none_ends_no_start(line: Line, what: Callable[[Path], object] | bytes) -> None:
     """It may be anything: what hot snapshots continue is not known then, and the durable one is taken."""
     line.commit({4: 1})
     save(line.memory, 6, provenance=of(1))
     line.grew_from(4, line.newest().digest)
     assert line.stale() == []
     note = Path(line.memory.root, NOTE)
-    if isinstance(what, str):
-        _put(note, what)
+    good = note.rename(note.with_name("good")).read_bytes()
+    if isinstance(what, bytes):
+        note.write_bytes(what.replace(b"%b", good).replace(b"%d", str(line.newest().digest).encode()))
     else:
-        digest = str(line.newest().digest).encode()
-        note.write_bytes(what.replace(b"%b", note.read_bytes()).replace(b"%d", digest))
+        what(note)
     assert line.stale() == [6]
     assert line.restored() == 4
-    if what != "folder":  # which no file can replace: the next attempt says so, and its memory is not used
-        save(line.memory, 6, provenance=of(1))
-        line.grew_from(4, line.newest().digest)
-        assert line.stale() == []
+    save(line.memory, 6, provenance=of(1))
+    line.grew_from(4, line.newest().digest)
+    assert line.stale() == []

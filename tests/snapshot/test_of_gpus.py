@@ -10,11 +10,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from mingpt.errors import UserError
 from mingpt.snapshot.staging import block_of, in_one_block
 from mingpt.snapshot.store import Store
 from mingpt.snapshot.writer import SnapshotWriter
-from mingpt.tiers import hot
 from tests.kits.snapshot_kit import ALONE, PROVENANCE
 
 
@@ -62,10 +60,3 @@ def test_the_writers_thread_has_the_device_of_its_process(tmp_path: Path, monkey
         writer._pool.submit(int).result()
         writer._pool.shutdown()
     assert calls == [("snapshot_0", gpu)]
-
-
-def test_hot_snapshots_leave_nccl_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot.shutil, "disk_usage", lambda folder: SimpleNamespace(free=hot.NCCL_BYTES + 999))
-    hot.open_hot(str(tmp_path), str(tmp_path), "a" * 32, 500)
-    with pytest.raises(UserError, match=rf"^snapshot\.hot_dir={tmp_path}: .* 1024 MiB"):
-        hot.open_hot(str(tmp_path), str(tmp_path), "a" * 32, 500, hot.NCCL_BYTES)

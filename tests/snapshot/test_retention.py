@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mingpt.errors import Superseded
-from mingpt.snapshot.reader import read
-from mingpt.snapshot.retention import Retention, leftovers, steps_to_delete
+from mingpt.snapshot.reader import read, verify
+from mingpt.snapshot.retention import Retention, leftovers, plan, steps_to_delete
 from mingpt.snapshot.store import Store
 from tests.kits.snapshot_kit import PROVENANCE, read_newest, save, signed
 
@@ -30,13 +30,6 @@ DAY = 86400
 )
 def test_what_goes(retention: Retention, snapshots: dict[int, float | None], go: list[int]) -> None:
     assert steps_to_delete(retention, snapshots) == go
-
-
-def test_the_writer_keeps_the_newest_the_multiples_and_the_best(store: Store) -> None:
-    for step, val_loss in enumerate((3.0, 1.5, 2.0, None, 1.0, None, 1.2, 1.1, 3.0, 3.0, 3.0), 1):
-        save(store, step, keep=Retention(2, keep_every=4), val_loss=val_loss)  # by a writer that remembers nothing
-        assert read(store, step).manifest.metrics.val_loss == val_loss
-    assert store.folders() == store.steps() == [11, 10, 8, 5, 4]
 
 
 def test_the_best_is_one_of_those_that_were_measured_alike(store: Store) -> None:
@@ -86,11 +79,6 @@ def test_a_clean_up_that_fails_costs_no_snapshot(store: Store, monkeypatch: pyte
 # How old leftovers are: on a disk. tests/stores holds that each kind of store tells the time.
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "snapshots"))
-
-
 def make_old(folder: str, seconds: float = DAY + 60) -> None:
     """All that is in it, and itself."""
     then = time.time() - seconds
@@ -105,53 +93,61 @@ def orphan(store: Store, step: int, seconds: float = DAY + 60) -> None:
     make_old(store.folder(step), seconds)
 
 
-def test_a_dead_writers_parts_go_after_a_day_and_never_sooner(disk: Store) -> None:
-    orphan(disk, 1)
-    orphan(disk, 2, DAY - 600)
-    save(disk, 3)
-    assert disk.folders() == [3, 2]
-    make_old(disk.folder(2))
-    save(disk, 4, keep=Retention(9, orphan_age=0))  # 0: never
-    assert disk.folders() == [4, 3, 2]
-    save(disk, 5)
-    assert disk.folders() == [5, 4, 3]
+def test_a_dead_writers_parts_go_after_a_day_and_never_sooner(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    orphan(store, 1)
+    assert leftovers(store, DAY, 0)
+    with monkeypatch.context() as patch:  # a store that can't tell times keeps all
+        patch.setattr("mingpt.snapshot.store.modified", lambda entry: None)
+        assert leftovers(store, DAY, 0) == []
+    orphan(store, 2, DAY - 600)
+    save(store, 3)
+    assert store.folders() == [3, 2]
+    make_old(store.folder(2))
+    save(store, 4, keep=Retention(9, orphan_age=0))  # 0: never
+    assert store.folders() == [4, 3, 2]
+    save(store, 5)
+    assert store.folders() == [5, 4, 3]
 
 
-def test_one_young_file_keeps_its_whole_folder(disk: Store) -> None:
+def test_one_young_file_keeps_its_whole_folder(store: Store) -> None:
     """Another attempt is writing the step that a killed one has begun."""
-    orphan(disk, 1)
-    names = {f.name for f in disk.files(1)}
-    disk.fs.pipe_file(f"{disk.folder(1)}/{min(names)}", b"again")
-    save(disk, 2)
-    assert {f.name for f in disk.files(1)} == names
+    orphan(store, 1)
+    names = {f.name for f in store.files(1)}
+    store.fs.pipe_file(f"{store.folder(1)}/{min(names)}", b"again")
+    save(store, 2)
+    assert {f.name for f in store.files(1)} == names
 
 
-def test_a_store_that_cant_tell_times_keeps_all(disk: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    orphan(disk, 1)
-    assert leftovers(disk, DAY, 0)
-    monkeypatch.setattr("mingpt.snapshot.store.modified", lambda entry: None)
-    assert leftovers(disk, DAY, 0) == []
+def test_a_prune_deletes_nothing_whose_manifest_came_meanwhile(store: Store) -> None:
+    digest = save(store, 3)
+    manifest = store.read_manifest(3)
+    orphan(store, 3)
+    found = plan(store, Retention(9), 9, {})
+    assert len(found.leftovers) == 2
+    store.fs.pipe_file(f"{store.folder(3)}/manifest.json", manifest)
+    found.apply(store)
+    assert verify(store, 3).digest == digest
 
 
-def test_what_is_not_ours_stays_and_probes_and_temporary_files_go(disk: Store) -> None:
-    orphan(disk, 1)
+def test_what_is_not_ours_stays_and_probes_and_temporary_files_go(store: Store) -> None:
+    orphan(store, 1)
     for name in ("step-000000001/notes.txt", "step-000000001/.manifest.json.1.tmp", "notes.txt", ".probe-ab"):
-        disk.fs.pipe_file(f"{disk.root}/{name}", b"mine")
-    make_old(disk.folder(1))
-    make_old(disk.root)
-    disk.fs.pipe_file(f"{disk.root}/.probe-cd", b"young")
-    save(disk, 2)
-    assert {f.name for f in disk.files(1)} == {"notes.txt"}
-    assert {f.name for f in disk.files(None)} == {"notes.txt", ".probe-cd"}
+        store.fs.pipe_file(f"{store.root}/{name}", b"mine")
+    make_old(store.folder(1))
+    make_old(store.root)
+    store.fs.pipe_file(f"{store.root}/.probe-cd", b"young")
+    save(store, 2)
+    assert {f.name for f in store.files(1)} == {"notes.txt"}
+    assert {f.name for f in store.files(None)} == {"notes.txt", ".probe-cd"}
 
 
-def test_what_was_set_aside_goes_when_its_step_is_beyond_retention(disk: Store) -> None:
+def test_what_was_set_aside_goes_when_its_step_is_beyond_retention(store: Store) -> None:
     for step in (1, 2, 3):
-        save(disk, step)
-    disk.fs.pipe_file(f"{disk.folder(3)}/manifest.json", b"{}")
-    assert read_newest(disk, print)
-    make_old(disk.folder(3))
-    save(disk, 4, keep=2)
-    assert (disk.steps(), disk.folders()) == ([4, 2], [4, 3, 2])  # newer than the oldest of the newest
-    save(disk, 5, keep=2)
-    assert disk.folders() == [5, 4]
+        save(store, step)
+    store.fs.pipe_file(f"{store.folder(3)}/manifest.json", b"{}")
+    assert read_newest(store, print)
+    make_old(store.folder(3))
+    save(store, 4, keep=2)
+    assert (store.steps(), store.folders()) == ([4, 2], [4, 3, 2])  # newer than the oldest of the newest
+    save(store, 5, keep=2)
+    assert store.folders() == [5, 4]

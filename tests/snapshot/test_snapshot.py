@@ -14,25 +14,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from mingpt.errors import SnapshotFailed
+from mingpt.errors import SnapshotFailed, UserError
 from mingpt.snapshot import staging
-from mingpt.snapshot.format import DTYPES, Kind, Manifest, Part, State, lay_out
-from mingpt.snapshot.reader import read
-from mingpt.snapshot.store import Store
+from mingpt.snapshot.attempts import Attempt
+from mingpt.snapshot.format import DTYPES, Kind, Part, State, lay_out
+from mingpt.snapshot.reader import read, verify
+from mingpt.snapshot.store import REWOUND, Store
+from tests.kits.node_kit import wait_until
 from tests.kits.snapshot_kit import PROVENANCE, canonical, equal, files, raw, read_newest, save, state_of
 from tests.kits.told import Told
-
-
-def encoded(state: State, part_bytes: int = 1000) -> tuple[Manifest, dict[str, bytes]]:
-    """A manifest and its parts."""
-    store = Store(f"memory://{uuid4().hex}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "lay_out", partial(lay_out, part_bytes=part_bytes))
-        save(store, 1, {"optimizer": {}, **state})
-    loaded = read(store, 1)
-    assert equal(loaded.state, {"optimizer": {}, **state})
-    manifest = loaded.manifest
-    return manifest, {name: store.fs.cat_file(f"{store.folder(1)}/{name}") for name in manifest.parts}
 
 
 def test_the_layout_follows_sorted_names_and_sizes() -> None:
@@ -48,31 +38,24 @@ def test_the_layout_follows_sorted_names_and_sizes() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_and_shape_comes_back(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_every_dtype_and_shape_comes_back_from_what_safetensors_itself_writes(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Byte for byte: any tool reads them. Its own writer is not used, since a later one may order a header anew."""
     store = Store(str(tmp_path))
     for step, shape in enumerate(((), (3, 0, 2), (5,), (2, 3))):
         tensor = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
         if dtype.is_floating_point and tensor.numel() > 1:
             tensor.view(-1)[:2] = torch.tensor([-0.0, torch.nan])  # -0.0 equals 0.0: only its bytes tell
-        state: State = {"model": {"a": tensor}, "optimizer": {"b": tensor.mT if len(shape) > 1 else tensor}}
+        model = {"a": tensor, "b": torch.tensor([True, False, True]), "größe": torch.tensor(7.0).double()}
+        state: State = {"model": model, "optimizer": {"c": tensor.mT if len(shape) > 1 else tensor}}
         save(store, step, state)
         assert equal(read(store, step).state, state)
+        [part] = Path(store.folder(step)).glob("model-*")
+        assert part.read_bytes() == safetensors.torch.save(model)
 
 
-def test_parts_are_what_safetensors_itself_writes() -> None:
-    """Byte for byte: any tool reads them. Its own writer is not used, since a later one may order a header anew."""
-    tensors = {
-        "b": torch.full((4,), 1, dtype=torch.bfloat16),
-        "w": torch.arange(6.0).view(2, 3),
-        "mask": torch.tensor([True, False, True]),
-        "schlüssel": torch.tensor(7),
-        "empty": torch.zeros(0, 3),
-    }
-    _, contents = encoded({"model": tensors})
-    assert list(contents.values()) == [safetensors.torch.save(tensors)]
-
-
-def test_the_digest_is_that_of_the_specification() -> None:
+def test_the_digest_is_that_of_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
     """From hand-packed bytes and design.md's sentence alone, and pinned: a change would orphan every snapshot."""
     state: State = {
         "optimizer": {"w.step": torch.tensor(3.0), "n": torch.tensor([-1], dtype=torch.int64)},
@@ -87,7 +70,10 @@ def test_the_digest_is_that_of_the_specification() -> None:
     expected = sha256("".join(lines).encode()).hexdigest()
     assert expected == "984258b44a22116de613b5f5e7704954ed36074d0ee09bd59acdbff86a1bb209"
     for size in (1, 9, 20, 10_000):
-        assert encoded(state, size)[0].digest == expected
+        store = Store(f"memory://{uuid4().hex}")
+        monkeypatch.setattr(staging, "lay_out", partial(lay_out, part_bytes=size))
+        assert save(store, 1, state) == expected
+        assert equal(read(store, 1).state, state)
 
 
 def test_a_snapshot_is_its_parts_and_a_manifest_and_nothing_else(store: Store) -> None:
@@ -163,21 +149,43 @@ def test_all_is_on_the_disk_before_the_manifest_is(tmp_path: Path, monkeypatch: 
     assert synced[manifest + 1 :] == ["step", "snapshots"]
 
 
-def test_a_full_disk_is_a_mistake_and_what_was_there_stays(
+def test_what_a_failed_write_left_goes_at_once_but_not_what_another_snapshot_may_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
-    store = Store(str(tmp_path))
-    save(store, 1, keep=1)
+    """The disk is full when the optimizer's part comes, or the manifest. To try again would help nobody."""
+    store, run, full, plain = Store(f"{tmp_path}/snapshots"), f"{tmp_path}/run", list[str](), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name.startswith(tuple(full)):
+            wait_until(lambda: any(path.parent.glob("model-*")), "the model's part", 60)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save(store, 1)
     before = files(tmp_path)
+    for file in (".optimizer", ".manifest"):
+        full[:] = [file]
+        with told.mistake(tmp_path):
+            save(store, 2, keep=1, log=pytest.fail, retry_seconds=60)
+        assert files(tmp_path) == before
 
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    # These are the parts of a snapshot that a rewind has set aside.
+    full.clear()
+    save(store, 3)
+    name = store.set_aside(3, REWOUND)
+    full.append(".optimizer")
+    with pytest.raises(UserError):
+        save(store, 3)
+    store.bring_back(3, name)
+    assert verify(store, 3).digest
 
-    monkeypatch.setattr(os, "fsync", full)
-    with told.mistake(tmp_path):
-        save(store, 2, keep=1)
-    assert files(tmp_path) == [*before, "step-000000002"]  # no temporary file; an empty folder means nothing
-    assert equal(read(store, 1).state, state_of(1))
+    # A newer attempt may be writing the same parts.
+    claim, _ = (Attempt.claim(run, 0, None) for _ in range(2))
+    with pytest.raises(UserError):
+        save(store, 4, claim=claim)
+    assert [file.name[:5] for file in store.files(4)] == ["model"]
 
 
 def test_a_part_that_the_store_dropped_stops_the_commit(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:

@@ -1,4 +1,7 @@
-"""A hostile snapshot, its checksums and digest right as an attacker can make them, is damaged and nothing worse."""
+"""A hostile snapshot, its checksums and digest right as an attacker can make them, is damaged and nothing worse.
+
+It costs a reader little memory, whatever it promises.
+"""
 
 import inspect
 import json
@@ -11,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from mingpt.errors import Damaged
-from mingpt.snapshot.manifest import decode_manifest
+from mingpt.errors import Damaged, UserError
+from mingpt.snapshot import manifest as manifest_module
+from mingpt.snapshot.manifest import decode_manifest, encode_manifest
 from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from tests.kits.snapshot_kit import digest_of, save, signed
 
-HASH = "0" * 16
+HASH, MIB = "0" * 16, 2**20
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(store: Store) -> Store:
     """The tests make step 3 hostile."""
-    store = Store(str(tmp_path / "snapshots"))
     save(store, 3)
     return store
 
@@ -128,6 +131,34 @@ def test_nesting_of_any_depth_is_a_value_or_damaged(store: Store, around: Callab
                 decode_manifest(content)
     finally:
         sys.setrecursionlimit(limit)
+
+
+def test_values_are_counted_before_they_are_parsed_and_marks_inside_a_text_are_none(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer.json is full of such marks, and of quotes."""
+    monkeypatch.setattr(manifest_module, "MOST_VALUES", 999)
+    for raw in (b'{"a":[' + b"[]," * 999 + b"[]]}", b'{"' + b'":"' * 1998, b"[" * 1000):
+        with pytest.raises(Damaged, match="more than 999"):
+            decode_manifest(raw)
+    text = '{"a\\\\": [1, 2], "\\"": {}},\n' * 400
+    fields = json.loads(store.read_manifest(3)) | {"vocabulary": {"characters": text}}
+    assert decode_manifest(signed(fields)).vocabulary["characters"] == text
+
+
+def test_a_manifest_that_no_reader_would_take_is_not_written_and_gpt2_xl_fits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run would write snapshots for days that are set aside when they are needed."""
+    manifest = decode_manifest(store.read_manifest(3))
+    names = [f"transformer.h.{i % 48}.{i}.exp_avg_sq" for i in range(4 * 580)]
+    of_xl = manifest.model_copy(update={"tensors": dict.fromkeys(names, manifest.tensors["w"])})
+    assert len(encode_manifest(of_xl)) < MIB
+    monkeypatch.setattr(manifest_module, "MOST_VALUES", 999)
+    monkeypatch.setattr(manifest_module, "MANIFEST_LIMIT", MIB)
+    for vocabulary in ({"text": "a" * MIB}, {"list": [0] * 1000}):
+        with pytest.raises(UserError, match="vocabulary"):
+            encode_manifest(manifest.model_copy(update={"vocabulary": vocabulary}))
 
 
 RIGHT = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}  '

@@ -16,14 +16,12 @@ from tests.kits.snapshot_kit import contents, files, save
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """What is outside: a good snapshot of somebody else's, old enough to be a leftover, and other files."""
+    """What is outside: a good snapshot of somebody else's, and other files."""
     store = Store(str(tmp_path / "victim" / "snapshots"))
     save(store, 10)
     folder = Path(store.folder(10))
     (folder / ".notes.tmp").write_text("mine")
     (folder / "set-aside-0-manifest.json").write_text("mine")
-    for path in (*folder.iterdir(), folder):
-        os.utime(path, (0, 0))
     return folder
 
 

@@ -5,11 +5,13 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import run as start
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -27,47 +29,38 @@ from tests.kits.run_kit import NewRun, in_forks
 ASYNCHRONOUS = ("train.eval_every=0", "snapshot.asynchronous=true", "snapshot.retry_seconds=0")
 
 
-@pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch, outlived: None) -> Iterator[Callable[[str, int], None]]:
-    """Lets writes of one tier, from a step on, never return, until the test is over. Then the writers' clock jumps."""
+@contextmanager
+def stuck(first: int, here: bool = True) -> Iterator[None]:
+    """Writes from this step on never return, until the block ends. Then the writers' clock jumps. here: or else not."""
     late, over, plain = threading.Event(), threading.Event(), Store.write_part
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6 * late.is_set(), sleep=time.sleep)
-    monkeypatch.setattr(writer_module, "time", clock)
 
-    def hang(key: str, first: int) -> None:
-        def write_part(self: Store, step: int, *part: Any) -> None:
-            if self.key == key and step >= first:
-                late.set()
-                over.wait()
-                raise OSError(5, "the test is over")
-            plain(self, step, *part)
+    def write_part(self: Store, step: int, *part: Any) -> None:
+        if here and step >= first:
+            late.set()
+            over.wait()
+            raise OSError(5, "the test is over")
+        plain(self, step, *part)
 
-        monkeypatch.setattr(Store, "write_part", write_part)
-
-    yield hang
-    over.set()
+    with patch.object(writer_module, "time", clock), patch.object(Store, "write_part", write_part):
+        yield
+        over.set()
 
 
 @pytest.mark.parametrize(
-    ("tier", "first", "overrides"),
+    ("first", "overrides"),
     [
-        ("snapshot.dir", 8, ["train.max_steps=100000"]),  # it trains on, with others due
-        ("snapshot.dir", 8, ["train.max_steps=100000", "snapshot.asynchronous=false"]),
-        ("snapshot.dir", 8, ["train.max_steps=100000", "train.eval_every=10"]),  # the best so far waits for it
-        ("snapshot.dir", 24, []),  # the last one of the run
+        (8, ["train.max_steps=100000"]),  # it trains on, with others due
+        (8, ["train.max_steps=100000", "snapshot.asynchronous=false"]),
+        (8, ["train.max_steps=100000", "train.eval_every=10"]),  # the best so far waits for it
+        (24, []),  # the last one of the run
     ],
 )
 def test_a_write_that_never_returns_is_a_failed_snapshot(
-    tier: str,
-    first: int,
-    overrides: list[str],
-    new_run: NewRun,
-    stuck: Callable[[str, int], None],
-    capsys: pytest.CaptureFixture[str],
+    first: int, overrides: list[str], new_run: NewRun, outlived: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = new_run(*ASYNCHRONOUS, *overrides)
-    stuck(tier, first)
-    with hook() as there:
+    with hook() as there, stuck(first):
         assert attempt(run.arguments(f"health.notify={there.url}"), Lifetime()) == CRASHED
     said = capsys.readouterr()
     assert re.findall(r"^SNAPSHOT FAILED \((\d) in a row\): .*: (?:.*) The run (.*)\.$", said.out, re.M) == [
@@ -124,19 +117,8 @@ def test_no_thread_is_started_while_a_run_trains(
 
 def hang_in_the_second(arguments: list[str]) -> None:
     """One of two processes, of which the second one's writes never return from step 8 on."""
-    plain, second, late = Store.write_part, Env.read().rank == 1, threading.Event()
-
-    def write_part(self: Store, step: int, *part: Any) -> None:
-        if second and step >= 8:
-            late.set()
-            threading.Event().wait()
-        plain(self, step, *part)
-
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6 * late.is_set(), sleep=time.sleep)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(writer_module, "time", clock)
-        monkeypatch.setattr(Store, "write_part", write_part)
-        monkeypatch.setattr(checkpointer, "SPARE_SECONDS", 2)  # the first one still waits for the second one's report
+    # The first one still waits for the second one's report.
+    with stuck(8, here=Env.read().rank == 1), patch.object(checkpointer, "SPARE_SECONDS", 2):
         assert attempt(arguments, Lifetime()) == CRASHED
 
 

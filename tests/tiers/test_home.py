@@ -2,13 +2,14 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,14 +35,6 @@ class Node:
     hot: int = 0
     why_not: Trouble | None = None
     problem: Trouble | None = None
-
-
-def lasting(reason: str) -> Trouble:
-    return Trouble.of(UserError(reason))
-
-
-def passing(reason: str) -> Trouble:
-    return Trouble.of(TransientError(reason))
 
 
 def sightings(nodes: Sequence[Node], order: Sequence[int] | None = None) -> list[Sighting]:
@@ -80,6 +73,8 @@ SEEN = Marker(X, "ada", 2, 8)
 ADA, BOB, CYD = Node("ada"), Node("bob"), Node("cyd")
 WITH_IT = replace(BOB, held=HELD)
 
+READ_ONLY = replace(ADA, why_not=Trouble("read-only", may_pass=False))
+
 CASES: dict[str, tuple[tuple[Node, ...], list[int], Home]] = {
     "all share it": (
         (replace(ADA, disk="nfs"), replace(BOB, disk="nfs", head=True)),
@@ -90,41 +85,12 @@ CASES: dict[str, tuple[tuple[Node, ...], list[int], Home]] = {
         (replace(ADA, processes=2), replace(BOB, processes=2, head=True)),
         [2, 3, 0, 1], Home([0, 1], [0, 1], "bob"),
     ),
-    "the first one can't write, and nobody has it": (
-        (replace(ADA, head=True, why_not=lasting("read-only")), BOB), [1, 0], Home([0], [0], "bob"),
-    ),
-    "whole nodes are moved": (
-        (replace(ADA, processes=2), replace(CYD, processes=2), replace(WITH_IT, processes=2)),
-        [4, 5, 0, 1, 2, 3], Home([0, 1], [0, 1], "bob"),
-    ),
-    "nodes that are unlike": (
-        (replace(ADA, processes=3), replace(WITH_IT, processes=1), replace(CYD, processes=2)),
+    "whole nodes are moved, unlike ones": (
+        (replace(ADA, processes=3), WITH_IT, replace(CYD, processes=2)),
         [3, 0, 1, 2, 4, 5], Home([0], [0], "bob"),
-    ),
-    "it is not at the platform's first node": (
-        (replace(ADA, head=True, marker=replace(SEEN, host="bob")), WITH_IT), [1, 0], Home([0], [0], "bob"),
-    ),
-    "a run without a snapshot": (
-        (replace(ADA, head=True), replace(BOB, held=Held(X, 1, 0))), [1, 0], Home([0], [0], "bob"),
-    ),
-    "the newest attempt, not the highest step": (
-        (replace(ADA, held=Held(X, 2, 12)), replace(BOB, held=Held(X, 3, 4))), [1, 0], Home([0], [0], "bob"),
-    ),
-    "of one attempt the highest step": (
-        (replace(ADA, held=Held(X, 2, 4)), replace(BOB, held=Held(X, 2, 8))), [1, 0], Home([0], [0], "bob"),
-    ),
-    "equal copies: the platform's first node": (
-        (replace(ADA, held=HELD), replace(BOB, held=HELD, head=True)), [1, 0], Home([0], [0], "bob"),
     ),
     "equal copies: rank 0's node": (
         (replace(ADA, held=HELD), replace(BOB, held=HELD)), [0, 1], Home([0], [0], "ada"),
-    ),
-    "copies of an early version, which had no id": (
-        (replace(ADA, held=Held(None, 1, 4)), replace(BOB, held=Held(None, 2, 8))), [1, 0], Home([0], [0], "bob"),
-    ),
-    "a copy has been brought from the machine that is missing": (
-        (replace(ADA, marker=replace(SEEN, host="cyd")), replace(BOB, held=HELD, marker=replace(SEEN, host="cyd"))),
-        [1, 0], Home([0], [0], "bob"),
     ),
     "two of three share it": (
         (CYD, replace(BOB, disk="nfs", held=HELD), replace(ADA, disk="nfs", held=HELD)),
@@ -147,17 +113,43 @@ def test_where_it_lives(name: str) -> None:
     assert chosen(*nodes) == (ranks, home)
 
 
+# Of two nodes.
+ON_THE_SECOND = {
+    "the first one can't write, and nobody has it": (replace(READ_ONLY, head=True), BOB),
+    "it is not at the platform's first node": (replace(ADA, head=True, marker=replace(SEEN, host="bob")), WITH_IT),
+    "a run without a snapshot": (replace(ADA, head=True), replace(BOB, held=Held(X, 1, 0))),
+    "the newest attempt, not the highest step": (replace(ADA, held=Held(X, 2, 12)), replace(BOB, held=Held(X, 3, 4))),
+    "of one attempt the highest step": (replace(ADA, held=Held(X, 2, 4)), WITH_IT),
+    "equal copies: the platform's first node": (replace(ADA, held=HELD), replace(WITH_IT, head=True)),
+    "copies of an early version, which had no id": (
+        replace(ADA, held=Held(None, 1, 4)),
+        replace(BOB, held=Held(None, 2, 8)),
+    ),
+    "a copy has been brought from the machine that is missing": (
+        replace(ADA, marker=replace(SEEN, host="cyd")),
+        replace(WITH_IT, marker=replace(SEEN, host="cyd")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_SECOND)
+def test_it_lives_on_the_second_node(name: str) -> None:
+    assert chosen(*ON_THE_SECOND[name]) == ([1, 0], Home([0], [0], "bob"))
+
+
 def test_ranks_that_alternate_between_nodes() -> None:
     """As Slurm's cyclic distribution gives them: nodes are put together, local order kept."""
-    nodes = replace(ADA, processes=3), replace(WITH_IT, processes=2), replace(CYD, processes=2)
-    order = [0, 1, 2, 0, 1, 2, 0]
-    assert chosen(*nodes, order=order) == ([1, 4, 0, 3, 6, 2, 5], Home([0, 1], [0, 1], "bob"))
+    ranks, home = chosen(ADA, WITH_IT, CYD, order=[0, 1, 2, 0, 1, 2, 0])
+    assert (ranks, home) == ([1, 4, 0, 3, 6, 2, 5], Home([0, 1], [0, 1], "bob"))
 
 
 # What is wrong, and words that the message must have.
 LOST = {
     "the machine with it is missing": (
         (replace(BOB, marker=SEEN), CYD), ["runs/x", "ada", "step 8", "run.name", "resume.anew=true"],
+    ),
+    "it may be here, with a new and empty disk": (
+        (ADA, replace(BOB, marker=SEEN)), ["ada's disk", "none of these nodes has its folder"],
     ),
     "alone": ((replace(BOB, marker=SEEN),), ["ada", "step 8"]),
     "the newest marker counts": (
@@ -193,39 +185,28 @@ def test_two_runs_under_one_name(anew: bool) -> None:
                 chosen(*nodes, anew=anew)
 
 
-def test_a_folder_that_cannot_be_used() -> None:
-    with pytest.raises(UserError, match="read-only"):
-        chosen(replace(ADA, why_not=lasting("read-only")), replace(BOB, why_not=lasting("read-only")))
-    with pytest.raises(UserError, match="is a FIFO"):
-        chosen(ADA, replace(BOB, problem=lasting("is a FIFO")))
-    with pytest.raises(UserError, match=r"snapshot\.dir"):
-        chosen(replace(ADA, disk="nfs", snapshots="a"), replace(BOB, disk="nfs", snapshots="b"))
+FULL = replace(WITH_IT, why_not=Trouble("no space left", may_pass=False))
+FIFO = replace(ADA, problem=Trouble("is a FIFO", may_pass=False))
+FAILING = [replace(BOB, problem=Trouble("EIO", may_pass=True)), replace(WITH_IT, why_not=Trouble("EIO", may_pass=True))]
+# Nodes, what the start raises on all of them, and why.
+UNUSABLE: list[tuple[tuple[Node, ...], type[Exception], str]] = [
+    ((READ_ONLY, READ_ONLY), UserError, "^read-only$"),
+    ((BOB, FIFO), UserError, "^is a FIFO$"),
+    ((replace(ADA, disk="x", snapshots="a"), replace(BOB, disk="x", snapshots="b")), UserError, r"snapshot\.dir"),
+    # The disk with the run is full. Its machine is here: no second run may begin, and no message says that it is lost.
+    ((ADA, FULL), UserError, "^no space left$"),
+    ((replace(ADA, marker=replace(SEEN, host="bob")), FULL), UserError, "^no space left$"),
+    # What may pass is tried again, unless another node has what the user must cure.
+    *(((ADA, bad), TransientError, "^EIO$") for bad in FAILING),
+    *(((bad, FIFO), UserError, "^is a FIFO$") for bad in FAILING),
+    ((replace(FAILING[1], held=None), READ_ONLY), UserError, "^read-only$"),
+]
 
 
-def test_the_disk_with_the_run_cannot_be_written() -> None:
-    """Its machine is here: no second run may begin on another one, and no message says that it is missing."""
-    full = replace(WITH_IT, why_not=lasting("no space left"))
-    for ada in (ADA, replace(ADA, marker=replace(SEEN, host="bob"))):
-        with pytest.raises(UserError, match="no space left"):
-            chosen(ada, full)
-
-
-@pytest.mark.parametrize("bob", [ADA, CYD])
-def test_the_folder_is_missing_and_nobody_knows_about_the_machine(bob: Node) -> None:
-    """It may be here with a new, empty disk, also under a new name; or somebody has deleted the folder."""
-    with pytest.raises(UserError, match=r"is on ada's disk .*, and none of these nodes has its folder:"):
-        chosen(bob, replace(BOB, marker=SEEN))
-
-
-def test_what_may_pass_is_tried_again() -> None:
-    """A disk that fails ends the start with 70; but with 64 if another node has what the user must cure."""
-    for bad in (replace(BOB, problem=passing("EIO")), replace(WITH_IT, why_not=passing("EIO"))):
-        with pytest.raises(TransientError, match=r"^EIO$"):
-            chosen(ADA, bad)
-        with pytest.raises(UserError, match=r"^is a FIFO$"):
-            chosen(bad, replace(ADA, problem=lasting("is a FIFO")))
-    with pytest.raises(UserError, match=r"^read-only$"):
-        chosen(replace(ADA, why_not=passing("EIO")), replace(BOB, why_not=lasting("read-only")))
+@pytest.mark.parametrize(("nodes", "kind", "why"), UNUSABLE)
+def test_a_place_that_cannot_be_used(nodes: tuple[Node, ...], kind: type[Exception], why: str) -> None:
+    with pytest.raises(kind, match=why):
+        chosen(*nodes)
 
 
 # --- on a disk: this process is rank 0 of two nodes ---
@@ -267,7 +248,13 @@ class Other:
 GONE = Sighting("bob", "1", False, True, sees_run=[1], sees_snapshots=[1], marker=SEEN)
 
 
-def test_a_start_that_is_refused_leaves_what_was_there(search: HomeSearch, tmp_path: Path) -> None:
+def test_a_start_that_is_refused_or_without_the_others_leaves_what_was_there(
+    search: HomeSearch, tmp_path: Path
+) -> None:
+    with pytest.raises(TimeoutError):
+        search.settle(Mock(side_effect=TimeoutError))
+    assert [*tmp_path.iterdir()] == []
+
     bob = Other(tmp_path, GONE)
     with pytest.raises(UserError, match="ada's disk"):
         search.settle(bob)
@@ -285,65 +272,38 @@ def test_a_start_that_is_refused_leaves_what_was_there(search: HomeSearch, tmp_p
     ]  # fmt: skip
 
 
-def test_a_start_without_the_others_leaves_nothing(search: HomeSearch, tmp_path: Path) -> None:
-    def nobody(value: Any) -> list[Any]:
-        raise TimeoutError("nobody has come")
-
-    with pytest.raises(TimeoutError):
-        search.settle(nobody)
-    assert [*tmp_path.iterdir()] == []
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 def test_a_disk_that_fails_at_a_start_is_tried_again(
-    search: HomeSearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    search: HomeSearch, tmp_path: Path, failing: Callable[..., None], number: int
 ) -> None:
     SEEN.write(search.config.run.dir)
-    bad, real = (tmp_path / "a/runs/x/elsewhere.json").stat().st_ino, os.fdopen
-
-    def failing(descriptor: int, mode: str = "r") -> Any:
-        if os.fstat(descriptor).st_ino == bad:
-            raise OSError(number, os.strerror(number))
-        return real(descriptor, mode)
-
-    monkeypatch.setattr(os, "fdopen", failing)
-    monkeypatch.setattr("mingpt.files.localfile.PAUSES", (0.0, 0.0))
+    failing(tmp_path / "a/runs/x/elsewhere.json", number)
     with pytest.raises(TransientError, match=os.strerror(number)):
         search.settle(Other(tmp_path, replace(GONE, marker=None)))
-
-
-class Apart:
-    """Two nodes, each in a thread. What they gather is paired turn by turn, as over a store."""
-
-    def __init__(self) -> None:
-        self.turn = Barrier(2, timeout=20)
-        self.values: list[Any] = [None, None]
-
-    def gather(self, rank: int, value: Any) -> list[Any]:
-        self.values[rank] = value
-        self.turn.wait()
-        values = [*self.values]
-        self.turn.wait()  # before the next turn's values come
-        return values
-
-    def settle(self, rank: int, search: HomeSearch) -> str:
-        """How it ends on this node."""
-        try:
-            search.settle(partial(self.gather, rank))
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return "settled"
 
 
 @pytest.mark.parametrize("there", ["", "memory://x/run"], ids=["a disk", "a bucket"])
 def test_a_store_that_one_node_has_no_package_for(there: str, search: HomeSearch, tmp_path: Path) -> None:
     """The others hear why in the same turn, and all end with that cause and its exit code."""
-    two = Apart()
+    turn, told = Barrier(2, timeout=20), [None, None]
+
+    def gather(rank: int, value: Any) -> list[Any]:
+        """What two nodes gather, each in a thread, is paired turn by turn, as over a store."""
+        told[rank] = value
+        turn.wait()
+        values = [*told]
+        turn.wait()  # before the next turn's values come
+        return values
+
+    def settle(rank: int, search: HomeSearch) -> str:
+        with pytest.raises(UserError) as error:
+            search.settle(partial(gather, rank))
+        return str(error.value)
+
     searches = [HomeSearch(configured(f"run.dir={there}")) if there else search]
     searches.append(HomeSearch(configured("run.dir=nowhere://x/run")))
     with ThreadPoolExecutor(2) as pool:
-        ends = [*pool.map(two.settle, range(2), searches)]
-    assert ends[0] == ends[1]
-    assert ends[0].startswith("UserError: run.dir=nowhere://x/run: ")
-    assert not two.turn.broken
+        [end] = {*pool.map(settle, range(2), searches)}
+    assert end.startswith("run.dir=nowhere://x/run: ")
+    assert not turn.broken
     assert [*tmp_path.iterdir()] == []
