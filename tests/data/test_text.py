@@ -1,8 +1,6 @@
 """mingpt.data.text: exact tokens, disjoint splits, one cache entry a node, and errors that name the key."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -38,14 +36,9 @@ def opened(content: bytes | str, tmp_path: Path, **changes: object) -> Source:
     return open_text(settings_for(tmp_path, **changes), 1)
 
 
-def mapped(text: Source) -> Any:
-    """All its tokens, as they lie in the cache."""
-    train: Any = text.train
-    return train.tokens.mapped
-
-
 def tokens(text: Source) -> list[int]:
-    return [*mapped(text).tolist()]
+    """All of them, as they lie in the cache."""
+    return [*cast(Any, text.train).tokens.mapped]
 
 
 def cached(tmp_path: Path) -> list[str]:
@@ -73,7 +66,8 @@ def test_tokens_are_those_of_the_whole_text_however_small_its_blocks(
         "byte": (Bytes(), list(content.encode()), "u1"),
         "bpe": (bpe_kit.small(), bpe_kit.small().encode(content), "u2"),
     }[kind]
-    assert (text.vocabulary, tokens(text), mapped(text).dtype) == (vocabulary, expected, dtype)
+    assert (text.vocabulary, tokens(text)) == (vocabulary, expected)
+    assert cast(Any, text.train).tokens.mapped.dtype == dtype
     assert text.sha256 == sha256(content.encode()).hexdigest()
     border, split = round(len(expected) * 0.75), cast(Any, text.validation)  # no training sample touches its tokens
     assert (len(text.train), split.size) == (border - 1, len(expected) - border - 1)
@@ -101,34 +95,6 @@ def test_a_snapshots_vocabulary_is_kept(tmp_path: Path) -> None:
         assert (source.vocabulary, tokens(source)) == (own or Characters("ab"), ids)
     with pytest.raises(UserError, match=r"^data\.path=.*: the text has characters that the model never saw: 'ab'"):
         open_text(settings_for(tmp_path), 1, 1, Characters("xz"))
-
-
-MEASURE = """
-import sys
-from mingpt.data import text
-from mingpt.config.datasets import TextData
-from mingpt.data.opening import open_data
-
-def peak():
-    [line] = [line for line in open("/proc/self/status") if line.startswith("VmHWM:")]
-    return int(line.split()[1]) // 1024
-
-text.BLOCK, text.LARGE = 1 << 18, 1 << 22
-before = peak()
-source = open_data(TextData(path=sys.argv[1], cache_dir=sys.argv[2]), 8, 1)
-print(source.sha256, peak() - before)
-"""
-
-
-def test_a_large_text_is_read_in_little_memory_which_is_said_before(tmp_path: Path) -> None:
-    content = SENTENCE.encode() * 200_000
-    (path := tmp_path / "source.txt").write_bytes(content)
-    command = [sys.executable, "-c", MEASURE, str(path), str(tmp_path / "cache")]
-    first, *_, last = subprocess.check_output(command, text=True, timeout=600).splitlines()
-    assert f"data.path={path}" in first
-    digest, mib = last.split()
-    assert digest == sha256(content).hexdigest()
-    assert int(mib) < 12  # read at once, this text of 7 MiB takes 47
 
 
 def test_a_text_that_changes_while_it_is_read_is_not_trained_on(
@@ -193,20 +159,19 @@ def test_a_process_that_goes_on_is_waited_for_however_long_it_takes(
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npy"])
-@pytest.mark.parametrize("how", ["missing", "empty", "cut", "zeros"])
+@pytest.mark.parametrize("missing", [True, False])
 def test_a_damaged_entry_is_made_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str, how: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str, missing: bool
 ) -> None:
     """As after a power cut: the names are there, and not all of the content."""
     first = tokens(opened("to be or not to be", tmp_path))
-    path = next((tmp_path / "cache").glob(f"*{suffix}"))
+    [path] = (tmp_path / "cache").glob(f"*{suffix}")
     whole = path.read_bytes()
-    path.unlink()
-    if how != "missing":
-        path.write_bytes({"empty": b"", "cut": whole[:-3], "zeros": whole[:-8] + bytes(8)}[how])
-    capsys.readouterr()
+    path.write_bytes(whole[:-8] + bytes(8))
+    if missing:
+        path.unlink()
     assert tokens(open_text(settings_for(tmp_path), 1)) == first
-    assert (path.name in capsys.readouterr().out) == (how != "missing")
+    assert (path.name in capsys.readouterr().out) != missing
     assert path.read_bytes() == whole
 
 
@@ -227,49 +192,45 @@ def test_who_has_waited_for_another_process_takes_what_that_has_built(
 
 
 def test_a_builder_that_never_ends_is_waited_for_no_longer_than_configured(tmp_path: Path) -> None:
+    """What is complete is read without the lock: another user, or one of a read-only disk, can't take it."""
     opened("abc", tmp_path)
     [entry] = (tmp_path / "cache").glob("*.npy")
-    entry.unlink()
-    with FileLock(entry.with_suffix(".lock")), pytest.raises(UserError, match=r"data\.cache_timeout_seconds"):
-        open_text(settings_for(tmp_path, cache_timeout_seconds=0.05), 1)
+    config = settings_for(tmp_path, cache_timeout_seconds=0.05)
+    with FileLock(entry.with_suffix(".lock")):
+        assert tokens(open_text(config, 1)) == [0, 1, 2]
+        entry.unlink()
+        with pytest.raises(UserError, match=r"data\.cache_timeout_seconds"):
+            open_text(config, 1)
 
 
 # --- mistakes ---
 
 
+# faults/bad_input.yaml has what is missing, a folder, and a cache below a file.
 @pytest.mark.parametrize(
-    ("content", "settings", "block_size"),
+    ("content", "settings"),
     [
-        (b"", {}, 1),
-        (b"", {"tokens": "byte"}, 1),
-        (b"aaaa", {}, 1),
-        (b"abc\xffde", {}, 1),
-        (b"a\xc3", {}, 1),
-        (b"to be or not to be", {"val_fraction": 0.05}, 1),
-        (b"abcdefghij", {"val_fraction": 0.2}, 8),
-        (b"abc", {"cache_dir": "source.txt/cache"}, 1),  # below a file
-        (None, {}, 1),
-        (None, {"path": "."}, 1),
-        (None, {"path": "memory://no/such.txt"}, 1),
-        (None, {"path": "foo://x"}, 1),
-        (None, {"path": "pipe"}, 1),
+        ("", {}),
+        ("aaaa", {}),
+        ("abc\udcffde", {}),
+        ("a\udcc3", {}),
+        ("to be or not to be", {"val_fraction": 0.05}),
+        ("abcdefghij", {"val_fraction": 0.2}),
+        ("", {"path": "memory://no/such.txt"}),
+        ("", {"path": "foo://x"}),
+        ("", {"path": "pipe"}),
     ],
+    ids=range(9),
 )
 def test_what_cannot_be_read_is_a_mistake_and_leaves_no_cache_entry(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    told: Told,
-    content: bytes | None,
-    settings: dict[str, object],
-    block_size: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told, content: str, settings: dict[str, object]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
-    if content is not None:
-        Path("source.txt").write_bytes(content)
+    Path("source.txt").write_bytes(os.fsencode(content))
     data = {"path": "source.txt", "cache_dir": "cache", "val_fraction": 0} | settings
     with told.mistake(tmp_path):
-        open_text(TextData.model_validate(data), block_size)
+        open_text(TextData.model_validate(data), 8)
     assert "val_fraction" in settings or not list(tmp_path.glob("cache/*.npy"))
 
 
@@ -279,14 +240,12 @@ def test_what_cannot_be_read_is_a_mistake_and_leaves_no_cache_entry(
 def test_a_table_that_is_taken_for_a_text_is_told(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / name).write_text("to be,or not,to be\n" * 9)
-    for tokens in ("char", "byte"):
-        opened_text = open_text(settings_for(tmp_path, path=str(tmp_path / name), tokens=tokens), 1)
-        assert len(opened_text.train)
-        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-        assert [all(word in line for word in (name, "`mingpt prepare`", "data=chat")) for line in told] == [True] * (
-            name != "a.txt"
-        )
+    (path := tmp_path / name).write_text("to be,or not,to be\n" * 9)
+    assert len(open_text(settings_for(tmp_path, path=str(path)), 1).train)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert [all(word in line for word in (name, "`mingpt prepare`", "data=chat")) for line in warnings] == [True] * (
+        name != "a.txt"
+    )
 
 
 def test_a_byte_order_mark_in_a_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
