@@ -11,6 +11,7 @@ import pytest
 from mingpt.config.datasets import ShardsData
 from mingpt.data.bpe import read_tokenizer
 from mingpt.data.shards import open_shards
+from mingpt.data.source import Vocabulary
 from mingpt.data.template import read_template
 from mingpt.data.vocabulary import Numbers
 from mingpt.errors import UserError
@@ -55,6 +56,10 @@ def weights(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_of_numbers))
 
 
+def vocabulary(place: Path) -> Vocabulary:
+    return read_tokenizer(str(place), "data.tokenizer")
+
+
 def read_shards(folder: Path) -> object:
     data = {"path": str(folder), "cache_dir": str(folder.parent / "cache")}
     return open_shards(ShardsData.model_validate(data), 8, 1).train[[0]]
@@ -63,8 +68,8 @@ def read_shards(folder: Path) -> object:
 READERS: dict[Callable[[Path], None], tuple[str, Callable[[Path], object]]] = {
     prepared_shards: ("data.path", read_shards),
     nanogpt: ("data.path", read_shards),
-    gpt2: ("data.tokenizer", lambda folder: read_tokenizer(str(folder), "data.tokenizer")),
-    tokenizer: ("data.tokenizer", lambda folder: read_tokenizer(str(folder), "data.tokenizer")),
+    gpt2: ("data.tokenizer", vocabulary),
+    tokenizer: ("data.tokenizer", vocabulary),
     template: ("data.template", lambda folder: read_template(str(folder))),
     jinja: ("data.template", lambda folder: read_template(str(folder))),
     weights: ("model.init_from", lambda folder: read_weights(str(folder), form_of(ours()), Numbers(WORDS)).sha256),
@@ -117,16 +122,16 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path, write: Callable[
 
 
 def test_a_file_that_a_user_names_may_be_a_link_but_no_pipe(tmp_path: Path) -> None:
-    bpe_kit.write_tokenizer(tmp_path / "there")
+    tokenizer(tmp_path / "there")
     (tmp_path / "mine.json").symlink_to("there/tokenizer.json")
-    assert read_tokenizer(str(tmp_path / "mine.json"), "data.tokenizer").size == 272
+    assert vocabulary(tmp_path / "mine.json").size == 272
     jinja(tmp_path / "elsewhere")
     (tmp_path / "mine.jinja").symlink_to("elsewhere/chat_template.jinja")
     assert read_template(str(tmp_path / "mine.jinja")) == "{{ messages }}"
     os.mkfifo(tmp_path / "pipe")
-    for read in (lambda path: read_tokenizer(path, "data.tokenizer"), read_template):
+    for write in (tokenizer, jinja):
         with pytest.raises(UserError, match=r"/pipe is not a regular file"):
-            read(str(tmp_path / "pipe"))
+            READERS[write][1](tmp_path / "pipe")
 
 
 def test_links_of_the_hubs_cache_are_followed_to_its_own_files_alone(tmp_path: Path) -> None:
@@ -135,19 +140,17 @@ def test_links_of_the_hubs_cache_are_followed_to_its_own_files_alone(tmp_path: P
     folder = tmp_path / "models--a--b/snapshots/1234"
     bpe_kit.write_tokenizer(folder).rename(blobs / "ab12")
     (folder / "tokenizer.json").symlink_to("../../blobs/ab12")
-    assert read_tokenizer(str(folder), "data.tokenizer").size == 272
-    (blobs / "ab12").rename(tmp_path / "private")
-    (blobs / "ab12").symlink_to(tmp_path / "private")
-    with pytest.raises(UserError, match=r"/ab12 is a link"):
-        read_tokenizer(str(folder), "data.tokenizer")
-    (blobs / "ab12").unlink()
-    (blobs).rmdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "private").rename(tmp_path / "other/ab12")
-    blobs.symlink_to(tmp_path / "other")
+    assert vocabulary(folder).size == 272
+    blobs.rename(other := tmp_path / "other")
+    blobs.symlink_to(other)
     with pytest.raises(UserError, match=r"/blobs is a link"):
-        read_tokenizer(str(folder), "data.tokenizer")
+        vocabulary(folder)
+    blobs.unlink()
+    blobs.mkdir()
+    (blobs / "ab12").symlink_to(other / "ab12")
+    with pytest.raises(UserError, match=r"/ab12 is a link"):
+        vocabulary(folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to("../../../other/ab12")
     with pytest.raises(UserError, match=r"/tokenizer\.json is a link"):
-        read_tokenizer(str(folder), "data.tokenizer")
+        vocabulary(folder)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mingpt.data.source import SampledSplit
-from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, WindowDataset
+from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, WindowDataset, apart
 from mingpt.model.language import IGNORE
 
 
@@ -70,3 +70,9 @@ def test_some_of_a_split_are_the_same_samples_spread_over_it_whatever_the_microb
     assert all(targets == found[0] for targets in found)
     taken = sorted({(target - 1) // block_size for target in found[0]})
     assert taken == [i * len(chunks) // len(taken) for i in range(len(taken))]
+
+
+def test_a_document_begins_after_the_end_of_the_one_before() -> None:
+    """data.documents=apart: a document sees itself alone (tests/model has what a model makes of the numbers)."""
+    text, end = torch.tensor([[1, 2, 9, 4, 5, 9, 9, 6, 7]]), 9
+    assert apart((text[:, :-1], text[:, 1:]), end)[3].tolist() == [[0, 0, 1, 1, 1, 2, 3, 3]]
