@@ -160,7 +160,7 @@ def test_a_cached_shard_is_read_without_its_lock(tmp_path: Path, remote: str, mo
     monkeypatch.setattr(os, "utime", refuse)
     with FileLock(file.with_suffix(".lock")):
         source = opened(remote, tmp_path, cache_timeout_seconds=0.05)
-        assert source.train[[0]][0].tolist() == [TRAIN[:16]]
+        assert source.train[[0, 1]][0].tolist() == [TRAIN[:16], TRAIN[1:17]]
 
 
 def test_a_server_that_sends_more_than_a_shard_is_not_read_to_its_end(tmp_path: Path, remote: str) -> None:
