@@ -87,21 +87,17 @@ def test_a_text_with_what_no_token_is_for_is_a_mistake(tmp_path: Path, capsys: p
     assert capsys.readouterr().err.startswith(f"error: {text}: --tokenizer: ")
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {},
-        {"vocab.bpe": "{}"},
-        {"tokenizer.json": '{"version": "1.0", "model": {"type": "\\u001b[2J\\nerror: no"}}'},
-    ],
-    ids=range(3),
-)
-def test_what_is_no_vocabulary_is_a_mistake(tmp_path: Path, files: dict[str, str]) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=f"^data.tokenizer={tmp_path}") as error:
-        read_tokenizer(str(tmp_path), "data.tokenizer")
-    assert str(error.value).isprintable()
+def test_what_is_no_vocabulary_is_a_mistake(tmp_path: Path) -> None:
+    """That none is there, faults/bad_input.yaml has."""
+    for name, content in (
+        ("vocab.bpe", "{}"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"type": "\\u001b[2J\\nerror: no"}}'),
+    ):
+        (folder := tmp_path / name).mkdir()
+        (folder / name).write_text(content)
+        with pytest.raises(UserError, match=f"^data.tokenizer={folder}: ") as error:
+            read_tokenizer(str(folder), "data.tokenizer")
+        assert str(error.value).isprintable()
 
 
 def test_the_page_trains_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,6 @@ from mingpt.model.language import IGNORE
 from tests.kits.replay_kit import train_here
 from tests.kits.verb_kit import mingpt
 
-OURS = ("experiment=synthetic", "model.n_layer=1", "model.n_embd=16", "train.max_steps=2")
-
 
 def asked(source: Source) -> list[str]:
     """Each question with its answer."""
@@ -57,6 +55,8 @@ def test_what_cannot_be_asked_is_a_mistake(make: Callable[[], Source], key: str)
 
 
 def test_a_gpt_trains_on_them_and_goes_on_with_a_question(tmp_path: Path) -> None:
-    train_here(str(tmp_path / "sums"), *OURS)
+    train_here(
+        str(tmp_path / "sums"), "experiment=synthetic", "model.n_layer=1", "model.n_embd=16", "train.max_steps=2"
+    )
     text = mingpt(f"generate {tmp_path}/sums --prompt 12+34= --tokens 3 --temperature 0")
     assert len(text.strip().removeprefix("12+34=")) == 3

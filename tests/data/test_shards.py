@@ -1,6 +1,7 @@
 """mingpt.data.shards: the same tokens however they are cut and wherever they lie, and damage that is told in a line."""
 
 import json
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from mingpt.compute.batches import BatchPlan, RankSampler
 from mingpt.config.datasets import ShardsData
@@ -137,14 +139,28 @@ def test_a_damaged_shard_is_a_mistake_and_not_kept(tmp_path: Path, remote: str, 
     assert damaged.sha256 not in cached(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", bytes(600)], ids=["empty", "zeros"])
-def test_a_cached_file_that_is_not_its_shard_is_fetched_again(tmp_path: Path, remote: str, content: bytes) -> None:
+def test_a_cached_file_that_is_not_its_shard_is_fetched_again(tmp_path: Path, remote: str) -> None:
     """As after a power cut."""
     write(tmp_path / "remote" / "set")
-    for _ in range(2):
+    for content in (b"", bytes(600), b""):
         assert opened(remote, tmp_path).train[[0]][0].tolist() == [TRAIN[:16]]
         [file] = (tmp_path / "cache" / "shards").glob("*.bin")
         file.write_bytes(content)
+
+
+def test_a_cached_shard_is_read_without_its_lock(tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by another user, and on a disk that can only be read, where one can neither take it nor change the time."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    write(tmp_path / "remote" / "set")
+    opened(remote, tmp_path).train[[0]]
+    [file] = (tmp_path / "cache" / "shards").glob("*.bin")
+    monkeypatch.setattr(os, "utime", refuse)
+    with FileLock(file.with_suffix(".lock")):
+        source = opened(remote, tmp_path, cache_timeout_seconds=0.05)
+        assert source.train[[0, 1]][0].tolist() == [TRAIN[:16], TRAIN[1:17]]
 
 
 def test_a_server_that_sends_more_than_a_shard_is_not_read_to_its_end(tmp_path: Path, remote: str) -> None:

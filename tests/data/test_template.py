@@ -94,8 +94,8 @@ def conversations(source: Source) -> list[tuple[list[int], list[int]]]:
     return [(tokens[documents == n].tolist(), counts[documents == n].tolist()) for n in range(int(documents.max()))]
 
 
-def write(folder: Path, template: str, specials: tuple[str, ...], in_config: bool = False, odd: bool = False) -> str:
-    """A tokenizer's folder, with its template in a file of its own or, as before, in its config.
+def write(folder: Path, template: str, specials: tuple[str, ...], odd: bool = False) -> str:
+    """A tokenizer's folder, with its template in a file of its own.
 
     odd: it begins a text with a blank of its own, and says that tokens begin after their blanks.
     """
@@ -103,19 +103,16 @@ def write(folder: Path, template: str, specials: tuple[str, ...], in_config: boo
     if odd:
         parts = {"normalizer": {"type": "Prepend", "prepend": " "}, "post_processor": BYTE_LEVEL}
         file.write_text(json.dumps(json.loads(file.read_text()) | parts))
-    fields: dict[str, Any] = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": None}
-    if in_config:
-        fields["chat_template"] = template
-    else:
-        (folder / "chat_template.jinja").write_text(template)
-    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+    (folder / "chat_template.jinja").write_text(template)
+    tokens = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
     return str(folder)
 
 
 @pytest.mark.parametrize("form", [*FORMS, "chatml of ours", "chatml odd"])
 def test_tokens_and_answers_are_those_of_transformers(tmp_path: Path, form: str) -> None:
     template, specials = FORMS[form.split()[0]]
-    folder = write(tmp_path / "tokenizer", template, specials, form == "trimmed", form == "chatml odd")
+    folder = write(tmp_path / "tokenizer", template, specials, form == "chatml odd")
     ours = "chatml" if form == "chatml of ours" else folder
     chats = [chat for chat in CHATS if form != "thinking" or chat != IN_A_ROW]
     found = conversations(opened(tmp_path, chats, tokens="bpe", tokenizer=folder, template=ours))
@@ -201,8 +198,10 @@ def test_what_is_wrong_with_a_template_or_a_conversation(tmp_path: Path, case: s
 NAMED = [{"name": "tool_use", "template": "{{ tools }}"}, {"name": "default", "template": CHATML}]
 
 
-def test_of_named_templates_default_is_taken_as_transformers_does(tmp_path: Path) -> None:
-    for form in (NAMED, {each["name"]: each["template"] for each in NAMED}):
+def test_a_config_has_one_template_or_named_ones_of_which_default_is_taken_as_transformers_does(
+    tmp_path: Path,
+) -> None:
+    for form in (CHATML, NAMED, {each["name"]: each["template"] for each in NAMED}):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": form}))
         assert read_template(str(tmp_path)) == CHATML
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mingpt.data.source import SampledSplit
-from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, WindowDataset
+from mingpt.data.windows import EvalChunks, PaddedBatches, TokenFile, WindowDataset, apart
 from mingpt.model.language import IGNORE
 
 
@@ -32,41 +32,32 @@ def test_windows_are_all_that_fit_and_no_more(length: int, start: int, block_siz
         assert (tokens.dtype, targets.dtype) == (torch.int64, torch.int64)
 
 
-@given(st.integers(0, 80), st.integers(0, 20), st.integers(1, 9), st.integers(1, 5))
-def test_every_target_of_the_split_counts_exactly_once(
-    length: int, start: int, block_size: int, micro_size: int
+@given(st.integers(0, 80), st.integers(0, 20), st.integers(1, 9), st.integers(1, 8), st.integers(1, 50))
+def test_every_target_counts_exactly_once_of_the_split_or_of_samples_spread_over_it(
+    length: int, start: int, block_size: int, micro_size: int, most: int
 ) -> None:
     chunks = EvalChunks(numbered(start + length + 10), start, start + length, block_size)
-    pieces = PaddedBatches(chunks, micro_size)
-    counted: list[int] = []
-    for i in range(len(pieces)):
-        tokens, targets = pieces[i]
-        assert tokens.shape == targets.shape == (micro_size, block_size)
-        assert (tokens.dtype, targets.dtype) == (torch.int64, torch.int64)
-        counts = targets != IGNORE
-        assert counts.any()  # no microbatch for nothing
-        assert torch.equal(tokens[counts] + 1, targets[counts])
-        counted += targets[counts].tolist()
     # All but the first token of the split, which nothing precedes
-    assert counted == list(range(start + 1, start + length))
-    assert pieces.size == len(chunks) == -(-len(counted) // block_size)
+    whole = [[*range(start + 1, start + length)][i : i + block_size] for i in range(0, length - 1, block_size)]
+    count = min(most, len(whole))
+    some = [whole[i * len(whole) // count] for i in range(count)]
+    padded, own = PaddedBatches(chunks, micro_size), SampledSplit(chunks, micro_size)
+    for split, samples in ((padded, whole), (padded.evenly(most), some), (own.evenly(most), some)):
+        counted: list[int] = []
+        for i in range(len(split)):
+            tokens, targets = split[i]
+            rows = micro_size if isinstance(split, PaddedBatches) else min(micro_size, count - i * micro_size)
+            assert tokens.shape == targets.shape == (rows, block_size)
+            assert (tokens.dtype, targets.dtype) == (torch.int64, torch.int64)
+            counts = targets != IGNORE
+            assert counts.any()  # no microbatch for nothing
+            assert torch.equal(tokens[counts] + 1, targets[counts])
+            counted += targets[counts].tolist()
+        assert counted == [target for sample in samples for target in sample]
+        assert split.size == len(samples)
 
 
-@given(st.integers(0, 400), st.integers(1, 50), st.integers(1, 9))
-def test_some_of_a_split_are_the_same_samples_spread_over_it_whatever_the_microbatches(
-    length: int, most: int, block_size: int
-) -> None:
-    """The last microbatch is filled up; that of a split of one's own may be shorter."""
-    chunks, found = EvalChunks(numbered(length), 0, length, block_size), []
-    for micro_size in (1, 3, 8):
-        part = PaddedBatches(chunks, micro_size).evenly(most)
-        microbatches = [part[i] for i in range(len(part))]
-        assert {targets.shape for _, targets in microbatches} <= {(micro_size, block_size)}
-        assert part.size == min(most, len(chunks))
-        own = SampledSplit(chunks, micro_size).evenly(most)
-        for batches in (microbatches, [own[i] for i in range(len(own))]):
-            targets = [target for _, each in batches for target in each.flatten().tolist() if target != IGNORE]
-            found.append(targets)
-    assert all(targets == found[0] for targets in found)
-    taken = sorted({(target - 1) // block_size for target in found[0]})
-    assert taken == [i * len(chunks) // len(taken) for i in range(len(taken))]
+def test_a_document_begins_after_the_end_of_the_one_before() -> None:
+    """data.documents=apart: a document sees itself alone (tests/model has what a model makes of the numbers)."""
+    text, end = torch.tensor([[1, 2, 9, 4, 5, 9, 9, 6, 7]]), 9
+    assert apart((text[:, :-1], text[:, 1:]), end)[3].tolist() == [[0, 0, 1, 1, 1, 2, 3, 3]]

@@ -43,13 +43,10 @@ def victim(tmp_path: Path) -> Path:
     return tmp_path / "victim"
 
 
-def names(run: Path) -> list[str]:
-    return sorted({*LATER, "snapshots", *(str(path.relative_to(run)) for path in run.rglob("*"))})
-
-
 def odd(run: Path, victim: Path, first: int | None) -> Iterator[str]:
     """Each name of the run in turn is something odd: of all kinds, or of one kind in turn, beginning with `first`."""
-    for i, name in enumerate(names(run)):
+    names = {*LATER, "snapshots", *(str(path.relative_to(run)) for path in run.rglob("*"))}
+    for i, name in enumerate(sorted(names)):
         path, aside = run / name, run.parent / "aside"
         for kind in KINDS if first is None else [[*KINDS][(i + first) % len(KINDS)]]:
             is_folder = path.is_dir() or name in (*FOLDERS, "snapshots")
@@ -71,41 +68,33 @@ def odd(run: Path, victim: Path, first: int | None) -> Iterator[str]:
                 folder.rmdir()
 
 
-# The verb, and its arguments.
 VERBS = {
-    "report": ("report", "{run} --out {new}.html"),
-    "log": ("log", "{run}"),
-    "diff": ("diff", "{run} {run}"),
-    "list": ("snapshots", "list {run}"),
-    "show": ("snapshots", "show {run}"),
-    "verify": ("snapshots", "verify {run}"),
-    "prune": ("snapshots", "prune --dry-run {run}"),
-    "fork": ("fork", "--trust {run}@8 {new}"),
-    "generate": ("generate", "{run} --tokens 1 --prompt t"),
-    "replay": ("replay", "{run} --step 9 {text}"),
-    "train": (
-        "train",
-        "--config-dir={start} --config-name=start run.dir={run} snapshot.dir={run}/snapshots train.max_steps=13 "
-        "track=[tensorboard]",
-    ),
+    "report": "report {run} --out {new}.html",
+    "log": "log {run}",
+    "diff": "diff {run} {run}",
+    "list": "snapshots list {run}",
+    "show": "snapshots show {run}",
+    "verify": "snapshots verify {run}",
+    "prune": "snapshots prune --dry-run {run}",
+    "fork": "fork --trust {run}@8 {new}",
+    "generate": "generate {run} --tokens 1 --prompt t",
+    "replay": "replay {run} --step 9 data.path={text}",
+    "train": "train --config-dir={start} --config-name=start run.dir={run} snapshot.dir={run}/snapshots "
+    "train.max_steps=13 track=[tensorboard]",
 }
 SLOW = ("replay", "fork", "train")
 # They look at the run's directory, not at snapshots alone.
 WHOLE = ("report", "log", "diff", "replay", "train")
 
 
-def call(verb: str, **places: object) -> int:
-    name, words = VERBS[verb]
-    return cli.run(name, words.format(**places).split(), Lifetime())
-
-
 @pytest.mark.parametrize("verb", [pytest.param(verb, marks=[pytest.mark.slow] * (verb in SLOW)) for verb in VERBS])
 def test_no_verb_opens_anything_but_plain_files(
     run: Path, victim: Path, tmp_path: Path, text: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, new = files_of(victim), tmp_path / "new"
-    (tmp_path / "start").mkdir()
-    shutil.copy(run / "config.yaml", tmp_path / "start/start.yaml")
+    before, new, start = files_of(victim), tmp_path / "new", tmp_path / "start"
+    start.mkdir()
+    shutil.copy(run / "config.yaml", start / "start.yaml")
+    name, *words = VERBS[verb].format(run=run, new=new, text=text, start=start).split()
     wrong = []
 
     def late(*_: object) -> None:
@@ -115,7 +104,7 @@ def test_no_verb_opens_anything_but_plain_files(
     # Of all kinds where it takes no time.
     for case in odd(run, victim, None if verb == "log" else list(VERBS).index(verb)):
         signal.alarm(60)  # opening a FIFO blocks
-        code = call(verb, run=run, new=new, text=f"data.path={text}", start=tmp_path / "start")
+        code = cli.run(name, words, Lifetime())
         signal.alarm(0)
         inside = case.split()[0]
         refused = verb in WHOLE and inside.partition("/")[0] in (*FILES, *FOLDERS, EVENTS) and inside.count("/") < 2

@@ -5,7 +5,7 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import get_args
@@ -178,33 +178,29 @@ def test_a_begun_data_set_goes_on_only_as_it_was_left(tmp_path: Path, told: Told
 
 
 def test_what_lies_in_the_folder_leads_to_no_file_outside_and_does_not_stay(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
     (victim := tmp_path / "victim").write_text("precious")
     (out := tmp_path / "out").mkdir()
     (out / "train-00000.bin").symlink_to(victim)
-    for name in (".manifest.json.123", ".progress.json.123", ".sources.json.123"):
-        (out / name).touch()
-    dataset = prepared([write_jsonl(tmp_path / "a.jsonl", some_texts(20))], out)
+    for name in ("manifest.json", "progress.json", "sources.json"):
+        (out / f".{name}.123").touch()
+        os.mkfifo(out / name)
+        assert refused([source], out).startswith(f"--out={out}/{name} is not a regular file")
+        (out / name).unlink()
+    dataset = prepared([source], out)
     assert victim.read_text() == "precious"
     assert sorted(files(out)) == ["manifest.json", "sources.json", *(shard.name for shard in dataset.shards)]
     assert not any(path.is_symlink() for path in out.iterdir())
 
 
-@pytest.mark.parametrize("name", ["progress.json", "sources.json", "manifest.json"])
-def test_what_is_read_in_the_folder_is_no_pipe(tmp_path: Path, name: str) -> None:
-    (out := tmp_path / "out").mkdir()
-    os.mkfifo(out / name)
-    with pytest.raises(UserError, match=rf"^--out={out}/{name} is not a regular file"):
-        prepared([write_jsonl(tmp_path / "a.jsonl", some_texts(20))], out)
-
-
-@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"")])
-def test_a_data_set_that_has_lost_a_shard_is_made_again(tmp_path: Path, spoil: Callable[[Path], object]) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", some_texts(20))
-    first = prepared([source], tmp_path / "out")
-    before = files(tmp_path / "out")
-    spoil(tmp_path / "out" / first.shards[0].name)
-    assert prepared([source], tmp_path / "out") == first
-    assert files(tmp_path / "out") == before
+def test_a_data_set_that_has_lost_a_shard_is_made_again(tmp_path: Path) -> None:
+    source, out = write_jsonl(tmp_path / "a.jsonl", some_texts(20)), tmp_path / "out"
+    first = prepared([source], out)
+    before, shard = files(out), out / first.shards[0].name
+    for spoil in (shard.unlink, lambda: shard.write_bytes(b"")):
+        spoil()
+        assert prepared([source], out) == first
+        assert files(out) == before
 
 
 def test_a_source_that_changed_under_its_name_and_size_is_noticed(tmp_path: Path, told: Told) -> None:
@@ -265,17 +261,17 @@ def test_a_signature_in_an_address_is_no_part_of_the_name_and_never_shown(tmp_pa
 # --- lists of sources ---
 
 
-@pytest.mark.parametrize("line", [b"--out=elsewhere", b"\xff", None, b""])
+@pytest.mark.parametrize("line", [b"--out=elsewhere", b"\xff", None])
 def test_a_list_of_somebody_else_sets_no_option(tmp_path: Path, line: bytes | None) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be")
     if line is not None:
         (tmp_path / "list").write_bytes(f"{tmp_path}/a.txt\n".encode() + line)
     try:
-        code = cli.run("prepare", [*into(tmp_path), f"@{tmp_path}/list"])
+        code: object = cli.run("prepare", [*into(tmp_path), f"@{tmp_path}/list"])
     except SystemExit as end:
-        code = int(end.code or 0)
-    assert code == (0 if line == b"" else 64)
-    assert (tmp_path / "out").exists() == (line == b"")
+        code = end.code
+    assert code == 64
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_byte_order_mark_is_no_part_of_a_text_or_a_list(tmp_path: Path) -> None:
@@ -319,8 +315,6 @@ def test_a_separator_that_occurs_nowhere_is_told_with_the_line_ends(
         ("a.jsonl", b'{"instruction": "a", "output": "b"}\n', "train on them with data=chat data.path=…"),
         ("a.jsonl", b'{"text": "\xff"}', " line 1: "),
         ("a.jsonl", b"[" * 100_000, " line 1: "),
-        ("a.jsonl", b'{"text": null}\n', " line 1: "),
-        ("a.csv", b"text,id\na,1\nb\n", ": cannot be read as csv (CSV parse error: Row #3: Expected 2 columns, got 1"),
         ("a.csv", b'text,id\n"a\nb",1\nb,2,3\n', ": cannot be read as csv (CSV parse error: Row #3: Expected 2 col"),
         ("a.csv", b"body,id\na,1\n", ": cannot be read as csv (no column 'text')"),
         ("a.csv.gz", gzip.compress(b"text\n\xff\n", mtime=0), ": cannot be read as csv (In CSV column #0: Row #2"),
@@ -330,7 +324,6 @@ def test_a_separator_that_occurs_nowhere_is_told_with_the_line_ends(
         ("a.parquet", b"no parquet", ": cannot be read as parquet"),
         ("a.parquet", table(text=pyarrow.array([b"\xff\xfe"]).view(pyarrow.string())), ": cannot be read as parquet"),
         ("a.parquet", table(text=some_texts(300)).replace(b"the", b"\xff\xff\xff"), ": cannot be read as parquet"),
-        ("a.doc", b"the king", ": unknown form .doc"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_clear_error_and_exit_64(
