@@ -138,7 +138,10 @@ def test_the_fingerprint_records_what_bits_depend_on() -> None:
     found = fingerprint(configured("data=gpt2", "data.path=x"), CPU, "data")
     assert (found["mingpt"], found["probe"], found["cpu"]) == (NUMERICS, probe(CPU), cpu_vendor())
     assert found["tokenizers"].keys() == {"tokenizers"}
-    assert len(fingerprint(configured("experiment=classifier"), CPU, "data")["code"]) == 64
+    assert found["own"] is None
+    own = "optimizer._target_=examples.own_optimizer.Lion", "schedule._target_=examples.own_schedule.one_minus_sqrt"
+    found = fingerprint(configured("experiment=classifier", *own), CPU, "data")
+    assert (len(found["code"]), found["optimizer"], sorted(found["own"])) == (64, "own", ["optimizer", "schedule"])
 
 
 def test_what_the_other_did_not_record_is_no_change() -> None:
