@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 PAGE = (ROOT / "docs/workloads-evaluate-generate.md").read_text()
 EXPORT, MEASURE = re.findall(r"^(mingpt export .*)\n(lm_eval --model hf .*)$", PAGE, re.M)[0]
 CHARACTERS = "pretrained=exported,prefix_token_id=0"  # they have no end of text
-TEXT, QUESTIONS, CHOICES = "the king is dead long live the queen", ("the king", "O woe"), [" the", " to", " and all"]
+TEXT, QUESTIONS, CHOICES = "the king is dead long live the queen", ("the king", "O woe"), [" to", " the", " and all"]
 # Of two kinds of request.
 TASKS = {
     "kit_choice": {
