@@ -34,29 +34,21 @@ def test_each_attempt_finds_one_folder_that_is_this_users_alone(
     assert capsys.readouterr().out == ""
 
 
-SPOILED = ("others may write there", "a link", "a file", "another user's")
-
-
-def spoil(folder: Path, how: str) -> None:
-    if how == "a file":
-        folder.write_text("")
-    elif how == "a link":
-        folder.symlink_to(".")
-    else:
-        folder.mkdir()
-        folder.chmod(0o777 if how == "others may write there" else 0o700)
-        if how == "another user's":
-            os.chown(folder, 12345, -1)
-
-
-@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("how", ["others may write there", "a link", "a file", "another user's"])
 def test_a_folder_that_another_may_have_filled_is_not_used(
     how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], told: Told
 ) -> None:
     if how == "another user's" and os.getuid():
         pytest.skip("only root can give a folder away")
     users = tmp_path / f"compiled-{os.getuid()}"
-    spoil(users, how)
+    if how == "a file":
+        users.touch()
+    elif how == "a link":
+        users.symlink_to(".")
+    else:
+        users.mkdir()
+        users.chmod(0o777 if how == "others may write there" else 0o700)
+        os.chown(users, 12345 if how == "another user's" else -1, -1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folders = [chosen(monkeypatch, tmp_path) for _ in range(2)]
     assert folders[0] != folders[1]

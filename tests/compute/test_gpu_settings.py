@@ -1,6 +1,7 @@
 """What a GPU is told before the first kernel. No GPU is needed: torch's settings can be read without one."""
 
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import torch
@@ -48,23 +49,20 @@ def test_a_device_refuses_what_it_has_not(
         pin(configured("precision=bf16", "model.dropout=0", setting), device)
 
 
-def test_flash_attention_3_is_activated_and_recorded(hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[str]()
-    monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", asked.append, raising=False)
+def test_flash_attention_3_is_activated_and_recorded_and_who_lacks_it_is_told_which_build_can_train(
+    hopper: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, activate = list[str](), "torch.nn.attention.activate_flash_attention_impl"
+    monkeypatch.setattr(activate, asked.append, raising=False)
     pin(configured(), GPU)
     assert asked == []
     pin(configured(*FA3), GPU)
     assert asked == ["FA3"]
     assert numerics.fingerprint(configured(*FA3), CPU, "")["attention"] == "scaled_dot_product_attention fa3"
 
-
-def test_who_lacks_flash_attention_3_is_told_which_build_can_train(
-    hopper: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def activate(_name: str) -> None:
-        raise ModuleNotFoundError("No module named 'flash_attn_interface'")
-
-    monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", activate, raising=False)
+    monkeypatch.setattr(
+        "torch.nn.attention.activate_flash_attention_impl", lambda _: import_module("flash_attn_interface")
+    )
     with pytest.raises(UserError, match=r"^train\.attention=fa3: .*flash_attn_interface.* flash-attn-3 of PyTorch"):
         pin(configured(*FA3), GPU)
 

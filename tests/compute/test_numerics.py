@@ -54,11 +54,6 @@ def hash_of(*tensors: Tensor) -> str:
     return sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()[:16]
 
 
-def order_of_samples() -> str:
-    plan = BatchPlan(samples=1003, seed=7, global_size=48, micro_size=4)
-    return hash_of(*(torch.from_numpy(plan.sample_ids(step)) for step in (0, 1, 20, 21, 1000)))
-
-
 def tree() -> str:
     """Of 13 values whose sum depends on the order; each single addition is rounded alike everywhere."""
     draws = torch.randint(-(2**23), 2**23, (13, 64), generator=torch.Generator().manual_seed(1)).float()
@@ -101,11 +96,6 @@ def judged() -> str:
     return hash_of(update.guard.losses[:1])
 
 
-def schedule() -> list[float]:
-    config = Schedule(kind="cosine", warmup_steps=4, decay_steps=24, min_ratio=0.2)
-    return [round(schedule_factor(config, step), 12) for step in (0, 3, 4, 9, 20, 30)]
-
-
 def first_weights() -> list[float]:
     """Some of a small GPT's, rounded: the draws are alike everywhere, their last bits are not."""
     weights = build(configured("model=gpt-nano", "model.block_size=16", "seed=3"), 50).state_dict()
@@ -120,15 +110,16 @@ def first_weights() -> list[float]:
 
 
 def test_what_this_package_chooses_itself_is_the_same_as_ever_or_numerics_is_raised() -> None:
-    plan = BatchPlan(samples=10, seed=7, global_size=4, micro_size=2)
+    plan = BatchPlan(samples=1003, seed=7, global_size=48, micro_size=4)
+    cosine = Schedule(kind="cosine", warmup_steps=4, decay_steps=24, min_ratio=0.2)
     found = {
-        "order of samples": order_of_samples(),
+        "order of samples": hash_of(*(torch.from_numpy(plan.sample_ids(step)) for step in (0, 1, 20, 21, 1000))),
         "seeds": [plan.dropout_seed(3, 1), derive("evaluation", 7, 3, 1), derive("weights", 7)],
         "tree": tree(),
         "clip": clip(),
         "norm": norm(),
         "judged": judged(),
-        "schedule": schedule(),
+        "schedule": [round(schedule_factor(cosine, step), 12) for step in (0, 3, 4, 9, 20, 30)],
         "first weights": pytest.approx(first_weights(), abs=2e-6),
     }
     assert found == GOLDEN[NUMERICS], RAISE
@@ -138,7 +129,10 @@ def test_the_fingerprint_records_what_bits_depend_on() -> None:
     found = fingerprint(configured("data=gpt2", "data.path=x"), CPU, "data")
     assert (found["mingpt"], found["probe"], found["cpu"]) == (NUMERICS, probe(CPU), cpu_vendor())
     assert found["tokenizers"].keys() == {"tokenizers"}
-    assert len(fingerprint(configured("experiment=classifier"), CPU, "data")["code"]) == 64
+    assert found["own"] is None
+    own = "optimizer._target_=examples.own_optimizer.Lion", "schedule._target_=examples.own_schedule.one_minus_sqrt"
+    found = fingerprint(configured("experiment=classifier", *own), CPU, "data")
+    assert (len(found["code"]), found["optimizer"], sorted(found["own"])) == (64, "own", ["optimizer", "schedule"])
 
 
 def test_what_the_other_did_not_record_is_no_change() -> None:

@@ -1,6 +1,5 @@
 """Fine-tuning: a run that starts from GPT-2's weights, part of them frozen, is as exact as any other."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from safetensors.torch import load_file
 
 from mingpt.compute.rules import trainable
 from mingpt.errors import UserError
-from mingpt.snapshot.reader import Loaded, read
+from mingpt.snapshot.reader import read
 from mingpt.snapshot.store import Store
 from mingpt.train.preparing import freeze
 from tests.kits.replay_kit import train_here
@@ -35,44 +34,24 @@ def test_patterns_freeze_what_they_match_and_an_unknown_one_is_a_mistake() -> No
         freeze(ours(), ["*"])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
-    """Weights for the characters of the text, of run_kit's sizes."""
-    folder = tmp_path_factory.mktemp("gpt2")
-    saved(folder, vocab_size=len(set(text.read_text())), n_head=3)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path, folder: Path) -> tuple[str, ...]:
-    """The settings of a run of six steps, the first of which is its directory."""
-    how = (f"data.path={text}", f"data.cache_dir={cache}", f"model.init_from={folder}", FREEZE, "train.max_steps=6")
-    train_here(run_dir := str(tmp_path_factory.mktemp("alone")), *how)
-    return run_dir, *how
-
-
-def snapshot(run_dir: str) -> Loaded:
-    return read(Store(f"{run_dir}/snapshots"), 6)
-
-
-def test_frozen_weights_are_those_of_the_file_and_have_no_state(alone: tuple[str, ...], folder: Path) -> None:
-    loaded = snapshot(alone[0])
-    first = load_file(folder / "model.safetensors")
+def test_frozen_weights_are_those_of_the_file_have_no_state_and_a_resume_reads_no_file(
+    tmp_path: Path, text: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path / "gpt2", vocab_size=len(set(text.read_text())), n_head=3)  # of run_kit's sizes
+    run, store = f"{tmp_path}/run", Store(f"{tmp_path}/run/snapshots")
+    how = (f"data.path={text}", f"data.cache_dir={cache}", FREEZE, "train.max_steps=6")
+    train_here(run, *how, f"model.init_from={tmp_path}/gpt2")
+    loaded, first = read(store, 6), load_file(tmp_path / "gpt2/model.safetensors")
     for name, tensor in loaded.state["model"].items():
         assert torch.equal(tensor, first[name]) == frozen(name), name
     with_state = {name.rpartition(".")[0] for name in loaded.state["optimizer"]} - {""}
     assert with_state == {name for name in first if not frozen(name)}
-
-
-def test_a_resume_does_not_read_the_weights(
-    alone: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(alone[0], tmp_path / "run")
-    Store(f"{tmp_path}/run/snapshots").delete(6)
-    train_here(f"{tmp_path}/run", *alone[1:], f"model.init_from={tmp_path}/gone")
+    store.delete(6)
+    capsys.readouterr()
+    train_here(run, *how, f"model.init_from={tmp_path}/gone")
     out = capsys.readouterr().out
     assert f"-> {tmp_path}/gone: not read" in out
     assert "resumed from step 4" in out
     assert "equality" not in out
-    again, before = snapshot(f"{tmp_path}/run").manifest, snapshot(alone[0]).manifest
-    assert (again.digest, again.fingerprint) == (before.digest, before.fingerprint)
+    again = read(store, 6).manifest
+    assert (again.digest, again.fingerprint) == (loaded.manifest.digest, loaded.manifest.fingerprint)

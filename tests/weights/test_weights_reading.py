@@ -2,13 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from mingpt.data.vocabulary import Characters, Numbers
 from mingpt.errors import UserError
@@ -69,60 +67,40 @@ def test_the_model_may_know_fewer_positions_and_its_embedding_or_theirs_may_be_p
     assert torch.equal(logits(there, TOKENS), expected[..., :35])
 
 
-def write(files: Mapping[str, str | None]) -> Callable[[Path], None]:
-    """None takes a file out."""
-
-    def spoil(folder: Path) -> None:
-        for name, content in files.items():
-            (folder / name).unlink() if content is None else (folder / name).write_text(content)
-
-    return spoil
-
-
-def index(text: str) -> Callable[[Path], None]:
-    return write({"model.safetensors": None, "model.safetensors.index.json": text})
-
-
-def config(**fields: Any) -> Callable[[Path], None]:
-    return lambda folder: change_config(folder, **fields)
-
-
-def weights(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
-    """Of those with this in their names."""
-    return lambda folder: change_weights(folder, lambda ts: {n: change(t) if part in n else t for n, t in ts.items()})
-
-
-def more(name: str, tensor: Tensor) -> Callable[[Path], None]:
-    return lambda folder: change_weights(folder, lambda tensors: tensors | {name: tensor})
-
-
-SPOILT: dict[str, Callable[[Path], None]] = {
-    "no config": write({"config.json": None}),
-    "no JSON": write({"config.json": "{"}),
-    "another model": config(model_type="llama"),
-    "another activation": config(activation_function="relu"),
-    "another epsilon": config(layer_norm_epsilon=1e-6),
-    "no number": config(n_layer="two"),
-    "no weights": write({"model.safetensors": None}),
-    "a pickle": write({"model.safetensors": None, "pytorch_model.bin": "anything"}),
-    "damaged": write({"model.safetensors": "anything"}),
-    "an empty index": index("{}"),
-    "another folder": index('{"weight_map": {"a": "../x"}}'),
-    "a file that is missing": index('{"weight_map": {"a": "x.safetensors"}}'),
-    "no name": index('{"weight_map": {"a": "x\\u0000.safetensors"}}'),
-    "one too many": more("x", torch.ones(1)),
-    "turned": weights("c_fc.weight", Tensor.t),
-    "not finite": weights("wpe", lambda t: (t * torch.nan).to(torch.float8_e5m2)),
-    "another head": more("lm_head.weight", torch.ones(WORDS, 24)),
-    "a damaged tokenizer": write({"tokenizer.json": "{"}),
-    "an odd tokenizer": write({"tokenizer.json": '{"model": {"vocab": {}}, "added_tokens": [{"content": [1]}]}'}),
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SPOILT_FILES: dict[str, dict[str, str | None]] = {  # None takes a file out
+    "no config": {"config.json": None},
+    "no JSON": {"config.json": "{"},
+    "no weights": {WEIGHTS: None},
+    "a pickle": {WEIGHTS: None, "pytorch_model.bin": "anything"},
+    "damaged": {WEIGHTS: "anything"},
+    "an empty index": {WEIGHTS: None, INDEX: "{}"},
+    "another folder": {WEIGHTS: None, INDEX: '{"weight_map": {"a": "../x"}}'},
+    "a file that is missing": {WEIGHTS: None, INDEX: '{"weight_map": {"a": "x.safetensors"}}'},
+    "no name": {WEIGHTS: None, INDEX: '{"weight_map": {"a": "x\\u0000.safetensors"}}'},
+    "a damaged tokenizer": {"tokenizer.json": "{"},
+    "an odd tokenizer": {"tokenizer.json": '{"model": {"vocab": {}}, "added_tokens": [{"content": [1]}]}'},
+}
+SPOILT_CONFIGS: dict[str, dict[str, object]] = {
+    "another model": {"model_type": "llama"},
+    "another activation": {"activation_function": "relu"},
+    "no number": {"n_layer": "two"},
+}
+SPOILT_WEIGHTS = {
+    "one too many": {"x": torch.ones(1)},
+    "turned": {"transformer.h.0.mlp.c_fc.weight": torch.ones(96, 24)},
+    "not finite": {"transformer.wpe.weight": torch.full((16, 24), torch.nan).to(torch.float8_e5m2)},
+    "another head": {"lm_head.weight": torch.ones(WORDS, 24)},
 }
 
 
-@pytest.mark.parametrize("how", SPOILT)
+@pytest.mark.parametrize("how", [*SPOILT_FILES, *SPOILT_CONFIGS, *SPOILT_WEIGHTS])
 def test_what_is_no_such_folder_is_a_mistake(folder: Path, how: str, told: Told) -> None:
     saved(folder)
-    SPOILT[how](folder)
+    change_config(folder, **SPOILT_CONFIGS.get(how, {}))
+    change_weights(folder, lambda tensors: tensors | SPOILT_WEIGHTS.get(how, {}))
+    for name, content in SPOILT_FILES.get(how, {}).items():
+        (folder / name).unlink() if content is None else (folder / name).write_text(content)
     with pytest.raises(UserError) as mistake:
         loaded(folder)
     assert len(mistake.value.problems) == 1
