@@ -70,10 +70,10 @@ TEXTS = {p.relative_to(PACKAGE).with_suffix("").as_posix(): p.read_text() for p 
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
 
 
-def imports(tree: ast.AST, typing: bool = False) -> Iterator[str]:
-    """The package's own modules that are imported, at the top or later. typing: also what a type checker imports."""
+def imports(tree: ast.AST) -> Iterator[str]:
+    """The package's own modules that are imported, at the top or later, but for those of a type checker alone."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typing:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.ImportFrom) and node.module:
             for name in node.names:
@@ -82,7 +82,7 @@ def imports(tree: ast.AST, typing: bool = False) -> Iterator[str]:
                 yield from [module for module in (inner, outer) if module in TREES][:1]
         elif isinstance(node, ast.Import):
             yield from ("/".join(n.name.split(".")[1:]) for n in node.names if n.name.startswith("mingpt."))
-        yield from imports(node, typing)
+        yield from imports(node)
 
 
 def room(module: str) -> str:
