@@ -390,15 +390,6 @@ def test_nothing_in_a_hostile_run_becomes_part_of_the_page(evil: str, page_of: P
         check_safe(text.replace("url(//x)", ""))
 
 
-def test_the_page_loads_nothing_and_shows_no_secret(page_of: PageOf) -> None:
-    url = "https://user:secret99@host/x"
-    three_attempts("run").snapshot(30, config=CONFIG | {"data": {"path": f"{url}?sig=secret99"}})
-    Path("run/config.yaml").write_text(f"data:\n  path: {url}\n")
-    page = page_of("run")
-    check_safe(page.replace("https://***@host/x", ""))
-    assert "secret99" not in page
-
-
 # --- the command ---
 
 
