@@ -57,16 +57,22 @@ def test_equal_bits_are_no_news_and_different_ones_an_alarm(
 
 
 @pytest.mark.parametrize(
-    ("changed", "damage"), [("optimizer.lr=0.5", None), ("reduce=fast", None), ("reduce=exact", flipped)]
+    ("first", "then", "change"),
+    [
+        ("reduce=exact", "optimizer.lr=0.5", None),
+        ("reduce=fast", "reduce=fast", sick(14)),  # which promises no bits
+        ("reduce=exact", "reduce=exact", flipped),
+    ],
 )
 def test_what_was_changed_may_differ_and_a_damaged_trace_says_nothing(
     train: Callable[..., int],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    changed: str,
-    damage: Callable[[Records], None] | None,
+    first: str,
+    then: str,
+    change: Callable[[Records], None] | None,
 ) -> None:
-    assert train("train.max_steps=20") == FINISHED
-    again(tmp_path, 1, damage)
-    assert train("train.max_steps=20", changed, "resume.changed=true") == FINISHED
+    assert train("train.max_steps=20", first) == FINISHED
+    again(tmp_path, 1, change)
+    assert train("train.max_steps=20", then, "resume.changed=true") == FINISHED
     assert "ALARM" not in capsys.readouterr().out
