@@ -1,6 +1,8 @@
 """Curves: a run of two attempts is one curve in each tracker, read back by the tracker's own reader."""
 
+import json
 import re
+import struct
 import subprocess
 import sys
 import threading
@@ -33,7 +35,6 @@ from mingpt.observe.runfile import RunFile
 from mingpt.observe.trace import Trace
 from mingpt.observe.trackers import GROUPS, About, Trackers, tag
 from tests.kits.config_kit import configured, problems
-from tests.kits.curves_kit import of_wandb, wandb_records
 from tests.kits.hook_kit import hook
 from tests.kits.node_kit import wait_until
 from tests.kits.paths_kit import ROOT
@@ -97,6 +98,32 @@ def of_tensorboard(run_dir: str) -> Curves:
     texts = events.Tensors(sample) if sample in events.Tags()["tensors"] else []
     found: Curves = {"train/sample": [(e.step, e.tensor_proto.string_val[0].decode()) for e in texts]} if texts else {}
     return found | {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def wandb_records(run_dir: str) -> Iterator[Any]:
+    """What W&B has written offline: its files are LevelDB's logs of its own messages."""
+    from wandb.proto import wandb_internal_pb2 as messages
+
+    for path in sorted(Path(run_dir, "wandb/wandb").glob("offline-run-*/*.wandb")):
+        raw, at, message = path.read_bytes(), 7, b""  # after the file's header
+        while at + 7 <= len(raw):
+            if 32768 - at % 32768 < 7:  # what is left of a block and can't hold a header
+                at += 32768 - at % 32768
+                continue
+            length, kind = struct.unpack("<HB", raw[at + 4 : at + 7])
+            message += raw[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):  # whole, or the last piece
+                yield messages.Record.FromString(message)  # type: ignore[attr-defined]
+                message = b""
+
+
+def of_wandb(run_dir: str) -> Curves:
+    curves: Curves = defaultdict(list)
+    for record in wandb_records(run_dir):
+        for item in record.history.item:
+            curves[item.key or item.nested_key[0]].append((record.history.step.num, json.loads(item.value_json)))
+    return {key: values for key, values in curves.items() if not key.startswith("_")}
 
 
 def mlflow_run(run_dir: str) -> tuple[Any, Any]:
