@@ -15,7 +15,6 @@ from mingpt.observe.ledger import (
     Accountant,
     Ledger,
     accounts,
-    goodput_line,
     ledger,
 )
 from mingpt.snapshot.attempts import REWIND, Attempt
@@ -55,10 +54,6 @@ def test_all_seconds_add_up_to_the_wall_clock(tmp_path: Path) -> None:
     assert known.groups() == pytest.approx(
         {"training": 80 + 20 + 36, "start-up": 30, "data wait": 4, "snapshots": 0, "evaluation": 30, "other": 0}
         | {TWICE: 100 * 10 / 50 + 30 * 10 / 30, BETWEEN: 20 + 100}
-    )
-    assert goodput_line(known) == (
-        "goodput 59.1% of 3 min 50 s in 3 attempts; the rest: start-up 13.0%, evaluation 13.0%, computed twice 13.0%, "
-        "data wait 1.7%; 38.9% of all 5 min 50 s, with the time between attempts"
     )
 
 
@@ -109,7 +104,6 @@ def test_an_account_is_written_while_the_run_lives(tmp_path: Path) -> None:
 
 
 GOOD = asdict(account(2, 0, 10, 0, 20))
-INFINITE = float("inf")
 
 
 @pytest.mark.parametrize(
@@ -118,8 +112,8 @@ INFINITE = float("inf")
     + [
         json.dumps(GOOD | changed).encode()
         for changed in (
-            {"attempt": 3}, {"started": INFINITE}, {"until": 10**400}, {"step": -1}, {"step": 2.5}, {"seconds": [1]},
-            {"device": None}, {"world_size": True},
+            {"attempt": 3}, {"started": float("inf")}, {"until": 10**400}, {"step": -1}, {"seconds": [1]},
+            {"world_size": True},
         )
     ],
 )  # fmt: skip

@@ -16,26 +16,43 @@ from tests.kits.own_kit import SEEN
 from tests.kits.replay_kit import train_here
 from tests.kits.told import Told
 
-TABLE = "observers=[{_target_: examples.own_observer.Table}]"
+
+def observers(*names: str) -> str:
+    return f"observers=[{', '.join(f'{{_target_: {name}}}' for name in names)}]"
 
 
-def of_kit(*names: str) -> str:
-    return f"observers=[{', '.join(f'{{_target_: tests.kits.own_kit.{name}}}' for name in names)}]"
-
-
-@pytest.fixture
-def places(tmp_path: Path, text: Path, cache: Path) -> tuple[str, ...]:
-    return (
+def test_observers_get_each_event_in_order_and_what_fails_quits_or_hangs_is_told_and_changes_nothing(
+    tmp_path: Path,
+    text: Path,
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    told: Told,
+) -> None:
+    monkeypatch.setattr(own, "END_SECONDS", 1.0)
+    run = (
         f"data.path={text}",
         f"data.cache_dir={cache}",
         "train.max_steps=4",
         "train.eval_every=2",
         "train.log_every=2",
     )
-
-
-def test_the_examples_table_has_the_figures_of_the_metrics(tmp_path: Path, places: tuple[str, ...]) -> None:
-    train_here(f"{tmp_path}/run", *places, TABLE)
+    train_here(f"{tmp_path}/alone", *run)
+    capsys.readouterr()
+    SEEN.clear()
+    ours = [f"tests.kits.own_kit.{name}" for name in ("Fails", "Quits", "Hangs", "NotMade", "Recorder")]
+    train_here(f"{tmp_path}/run", *run, observers(*ours, "examples.own_observer.Table"))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("observers: ")]
+    told([re.sub(r"\([^()]*, line \d+\)", "(…)", line) for line in sorted(said)], tmp_path)
+    names = [f"{type(event).__name__} {getattr(event, 'step', 0)}" for event in SEEN]
+    assert [name for name in names if not name.startswith("Evaluating")] == [
+        "AttemptStarted 0", "StepDone 1", "StepDone 2", "Evaluated 2", "StepDone 3", "StepDone 4", "Evaluated 4",
+        "SnapshotCommitted 4", "AttemptEnded 4",
+    ]  # fmt: skip
+    assert isinstance(SEEN[-1], AttemptEnded)
+    alone, with_them = (read(Store(f"{tmp_path}/{name}/snapshots"), 4).manifest.digest for name in ("alone", "run"))
+    assert SEEN[-1].digest == with_them == alone
+    # The example's table has the figures of the metrics.
     rows = list(csv.DictReader((tmp_path / "run/table-1.csv").open()))
     metrics = read_metrics(f"{tmp_path}/run")
     figures = "step", "loss", "lr", "grad_norm"
@@ -45,37 +62,6 @@ def test_the_examples_table_has_the_figures_of_the_metrics(tmp_path: Path, place
     assert [row["val_loss"] for row in rows] == ["nan", str(metrics[0]["val_loss"])]  # that of the step before
 
 
-def test_an_observer_gets_each_event_in_order(tmp_path: Path, places: tuple[str, ...]) -> None:
-    SEEN.clear()
-    train_here(f"{tmp_path}/run", *places, of_kit("Recorder"))
-    names = [f"{type(event).__name__} {getattr(event, 'step', 0)}" for event in SEEN]
-    assert [name for name in names if not name.startswith("Evaluating")] == [
-        "AttemptStarted 0", "StepDone 1", "StepDone 2", "Evaluated 2", "StepDone 3", "StepDone 4", "Evaluated 4",
-        "SnapshotCommitted 4", "AttemptEnded 4",
-    ]  # fmt: skip
-    assert isinstance(SEEN[-1], AttemptEnded)
-    assert SEEN[-1].digest == read(Store(f"{tmp_path}/run/snapshots"), 4).manifest.digest
-
-
-def test_what_fails_quits_or_hangs_is_told_and_changes_nothing(
-    tmp_path: Path,
-    places: tuple[str, ...],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    told: Told,
-) -> None:
-    monkeypatch.setattr(own, "END_SECONDS", 0.2)
-    SEEN.clear()
-    train_here(f"{tmp_path}/alone", *places)
-    capsys.readouterr()
-    train_here(f"{tmp_path}/run", *places, of_kit("Fails", "Quits", "Hangs", "NotMade", "Recorder"))
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("observers: ")]
-    told([re.sub(r"\([^()]*, line \d+\)", "(…)", line) for line in sorted(said)], tmp_path)
-    assert isinstance(SEEN[-1], AttemptEnded)
-    alone, run = (read(Store(f"{tmp_path}/{name}/snapshots"), 4).manifest.digest for name in ("alone", "run"))
-    assert run == alone
-
-
 @pytest.mark.parametrize("given", ["no_such.Thing", "tests.kits.own_kit.Linear", "tests.kits.own_kit.NotMade, why: 3"])
 def test_what_cannot_be_an_observer_is_a_mistake_before_anything_starts(given: str, told: Told) -> None:
-    told(problems(f"observers=[{{_target_: {given}}}]"))
+    told(problems(observers(given)))

@@ -16,22 +16,21 @@ class Steps:
         self.now, self.lines = 1000.0, list[str]()
         self.observer = Stragglers(("n1", "n1", "n2", "n3"), shares, ratio, self.lines.append, lambda: self.now)
 
-    def windows(self, count: float, busy: Seconds = FAST, waited: Seconds = NONE) -> list[str]:
-        """What is said meanwhile, up to the first number."""
-        before = len(self.lines)
+    def windows(self, count: float, busy: Seconds, waited: Seconds = NONE) -> list[str]:
+        """What has been said then."""
         for _ in range(round(count * WINDOW_SECONDS / 2)):
             self.now += 2
             self.observer.on(StepDone(1, 2.0, 1.0, busy, waited))
-        return self.lines[before:]
+        return self.lines
 
 
 def test_a_slow_process_is_named_once() -> None:
     steps = Steps()
     assert steps.windows(0.9, SLOW) == []
-    assert steps.windows(0.1, SLOW) == [
-        "SLOW: rank 1 on n1 is 1,000 ms computing for each microbatch, against a median of 500 ms (over 3 min)"
-    ]
-    assert [line for _ in range(8) for line in (*steps.windows(1, SLOW), *steps.windows(1))] == []
+    line = "SLOW: rank 1 on n1 is 1,000 ms computing for each microbatch, against a median of 500 ms (over 3 min)"
+    assert steps.windows(0.1, SLOW) == [line]
+    for busy in (SLOW, FAST) * 8:
+        assert steps.windows(1, busy) == [line]
 
 
 @pytest.mark.parametrize(

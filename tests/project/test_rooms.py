@@ -70,10 +70,10 @@ TEXTS = {p.relative_to(PACKAGE).with_suffix("").as_posix(): p.read_text() for p 
 TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
 
 
-def imports(tree: ast.AST, typing: bool = False) -> Iterator[str]:
-    """The package's own modules that are imported, at the top or later. typing: also what a type checker imports."""
+def imports(tree: ast.AST) -> Iterator[str]:
+    """The package's own modules that are imported, at the top or later, but for those of a type checker alone."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typing:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.ImportFrom) and node.module:
             for name in node.names:
@@ -82,7 +82,10 @@ def imports(tree: ast.AST, typing: bool = False) -> Iterator[str]:
                 yield from [module for module in (inner, outer) if module in TREES][:1]
         elif isinstance(node, ast.Import):
             yield from ("/".join(n.name.split(".")[1:]) for n in node.names if n.name.startswith("mingpt."))
-        yield from imports(node, typing)
+        yield from imports(node)
+
+
+ARROWS = {module: {*imports(tree)} for module, tree in TREES.items()}
 
 
 def room(module: str) -> str:
@@ -93,9 +96,9 @@ def test_arrows_between_rooms_point_down() -> None:
     rank = {name: i for i, name in enumerate(ROOMS)}
     up = [
         f"{module} imports {other}"
-        for module, tree in TREES.items()
+        for module, others in ARROWS.items()
         if module not in ENTRIES
-        for other in imports(tree)
+        for other in others
         if rank[room(other)] > rank[room(module)]
     ]
     assert up == []
@@ -128,7 +131,7 @@ def closure(module: str) -> set[str]:
     while todo:
         if (name := todo.pop()) not in seen:
             seen.add(name)
-            todo += imports(TREES[name])
+            todo += ARROWS[name]
     return seen
 
 
@@ -153,10 +156,10 @@ def measured() -> dict[str, float]:
         len(step),
         sum(SIZES[name] for name in step),
         100 * sum(SIZES[name] for name in attempt) / total,
-        max(len({*imports(tree)}) for tree in TREES.values()),
+        max(map(len, ARROWS.values())),
         max(rooms),
         sum(callable_fields(tree) for name, tree in TREES.items() if room(name) == "train"),
-        sum("cli/redact" in imports(tree) for tree in TREES.values()),
+        sum("cli/redact" in others for others in ARROWS.values()),
         sum(0 < size < 150 for size in SIZES.values()),
         1000 * dense / total,
         total,
@@ -232,9 +235,8 @@ def test_files_that_the_map_and_the_code_name_are_there() -> None:
 
 def test_no_modules_import_each_other() -> None:
     """At their tops or later: what is reached from a module does not lead back to it."""
-    arrows = {module: set(imports(tree)) for module, tree in TREES.items()}
     try:
-        TopologicalSorter(arrows).prepare()
+        TopologicalSorter(ARROWS).prepare()
     except CycleError as circle:
         pytest.fail(" imports ".join(reversed(circle.args[1])))
 

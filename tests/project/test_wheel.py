@@ -87,7 +87,5 @@ def test_a_wheel_in_an_empty_environment_trains_reports_and_exports(wheel: Path,
     train = "train data=char data.path=book.txt model=gpt-nano train.max_steps=3 world.device=cpu run.dir=runs/book"
     assert "\nfinished: step 3, digest " in does(programs / "mingpt", *train.split())
     assert "report: runs/book/report.html" in does(programs / "mingpt", "report", "runs/book")
-    assert "finished" in does(programs / "mingpt", "report", "runs")
     does(programs / "mingpt", "export", "runs/book", "exported")
     assert {"config.json", "model.safetensors"} <= {path.name for path in (empty / "exported").iterdir()}
-    assert (empty / "runs/book/report.html").read_text().startswith("<!")

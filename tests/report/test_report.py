@@ -48,6 +48,12 @@ def page_of() -> PageOf:
     return page_of
 
 
+def claim(run: str, attempt: int, **more: object) -> None:
+    """What that attempt's claim says, too."""
+    file = Path(run, f"attempts/{attempt:05d}.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+
+
 def drawn(page: str) -> list[dict[str, Any]]:
     """What the page's charts draw, by run."""
     [numbers] = re.findall('<script type="application/json" id="curves">(.*?)</script>', page, flags=re.S)
@@ -65,7 +71,7 @@ def shown(page: str) -> str:
 # --- reading ---
 
 
-def test_curves_are_those_of_the_steps_that_the_run_kept() -> None:
+def test_curves_are_those_of_the_steps_that_the_run_kept_and_the_charts_draw_them(page_of: PageOf) -> None:
     made = three_attempts("run")
     made.attempt(4, 30, 33, parent=3, losses={32: 7.0})  # overtaken by the next
     made.attempt(5, 31, 33, parent=4)
@@ -73,13 +79,23 @@ def test_curves_are_those_of_the_steps_that_the_run_kept() -> None:
     assert run.loss.steps.tolist() == list(range(1, 34))
     assert run.loss.values.tolist() == [loss_of(s) for s in range(1, 34)]
     assert run.kept == {1: 10, 2: 20, 3: 30, 4: 31, 5: 33}
-    val = run.curve("val_loss")
-    assert (val.steps.tolist(), val.values.tolist()) == ([16, 20], [1.75, 1.5])
-    no_end = "running, or killed"  # its claim names no process
-    assert [a.end for a in run.attempts] == ["killed", "stopped", "finished", "killed", no_end]
-    made.claim(6, 20, parent=2, by="rewind")
-    run = Run("run")
-    assert (run.last_step, run.kept[3], run.loss.steps[-1], run.attempts[-1].end) == (20, 20, 20, "rewind")
+    assert run.attempts[-1].end == "running, or killed"  # its claim names no process
+    made.claim(6, 20, parent=2, by="rewind").attempt(7, 20, 22, parent=6, end="failed: no disk")
+    [drawing] = drawn(page_of("run"))
+    steps, loss, norm = [float(s) for s in range(1, 23)], drawing["curves"]["loss"], drawing["curves"]["grad_norm"]
+    assert (loss["x"], loss["y"]) == (steps, [float(f"{loss_of(int(s)):.6g}") for s in steps])
+    assert (norm["x"], set(norm["y"])) == (steps, {0.5})
+    assert drawing["curves"]["val_loss"] == {"x": [16.0, 20.0], "y": [1.75, 1.5]}
+    assert drawing["curves"]["mfu"] == {"x": [], "y": []}
+    assert [tuple(a[key] for key in ("number", "first", "last", "kind", "end")) for a in drawing["attempts"]] == [
+        (1, 0, 10, "1 × cpu", "killed"),
+        (2, 10, 20, "4 × NVIDIA L4", "stopped"),
+        (3, 20, 20, "2 × cpu", "finished"),
+        (4, 30, 30, "2 × cpu", "killed"),
+        (5, 31, 31, "2 × cpu", "killed"),
+        (6, 20, 20, "", "rewind"),
+        (7, 20, 22, "2 × cpu", "failed: no disk"),
+    ]
 
 
 def test_an_account_lags_behind_so_steps_are_told_by_the_next_attempt_or_else_by_the_trace() -> None:
@@ -91,35 +107,11 @@ def test_an_account_lags_behind_so_steps_are_told_by_the_next_attempt_or_else_by
     assert Run("run").kept == {1: 10, 2: 20}
 
 
-def test_the_charts_draw_the_steps_that_the_run_kept_and_what_happened_to_it(page_of: PageOf) -> None:
-    made = three_attempts("run").metrics(3, [{"step": 25, "skipped": {"spike": True}}])
-    made.claim(4, 20, parent=2, by="rewind").attempt(5, 20, 22, parent=4, end="failed: no disk")
-    [run] = drawn(page_of("run"))
-    steps = [float(s) for s in range(1, 23)]
-    loss, norm = run["curves"]["loss"], run["curves"]["grad_norm"]
-    assert (loss["x"], loss["y"]) == (steps, [float(f"{loss_of(int(s)):.6g}") for s in steps])
-    assert (norm["x"], set(norm["y"])) == (steps, {0.5})
-    assert run["curves"]["val_loss"] == {"x": [16.0, 20.0], "y": [1.75, 1.5]}
-    assert run["curves"]["mfu"] == {"x": [], "y": []}
-    assert [tuple(a[key] for key in ("number", "first", "last", "kind", "end")) for a in run["attempts"]] == [
-        (1, 0, 10, "1 × cpu", "killed"),
-        (2, 10, 20, "4 × NVIDIA L4", "stopped"),
-        (3, 20, 20, "2 × cpu", "finished"),
-        (4, 20, 20, "", "rewind"),
-        (5, 20, 22, "2 × cpu", "failed: no disk"),
-    ]
-
-
 def test_skipped_steps_and_rollbacks_are_marked(page_of: PageOf) -> None:
-    made = (
-        Made("run")
-        .attempt(1, 0, 9, end="failed: three in a row")
-        .metrics(1, [{"step": 4, "skipped": {"spike": True}}, {"step": 5, "skipped": {}}, {"step": 9, "skipped": {}}])
-    )
-    made.claim(2, 6, parent=1, by="rewind")
-    claim = Path("run/attempts/00002.json")
-    claim.write_text(json.dumps(json.loads(claim.read_text()) | {"dropped": [6, 9]}))
-    made.attempt(3, 6, 8, parent=2, end="finished")
+    skipped = [{"step": 4, "skipped": {"spike": True}}, {"step": 5, "skipped": {}}, {"step": 9, "skipped": {}}]
+    made = Made("run").attempt(1, 0, 9, end="failed: three in a row").metrics(1, skipped)
+    made.claim(2, 6, parent=1, by="rewind").attempt(3, 6, 8, parent=2, end="finished")
+    claim("run", 2, dropped=[6, 9])
     [run] = drawn(page_of("run"))
     assert run["skipped"] == [[4, True], [5, False]]
     assert [attempt["dropped"] for attempt in run["attempts"]] == [None, [6, 9], None]
@@ -145,25 +137,20 @@ def test_a_learning_rate_that_the_config_does_not_tell_is_the_logged_one() -> No
         assert Run(str(made.folder)).lr.values.tolist() == [0.01] * 3, config
 
 
-def test_a_long_run_has_no_more_points_than_a_screen(page_of: PageOf) -> None:
-    Made("run").attempt(1, 0, 9000).snapshot(9000, config=CONFIG)
-    [run] = drawn(page_of("run"))
-    assert {name: len(run["curves"][name]["x"]) for name in ("loss", "grad_norm", "lr")} == dict.fromkeys(
-        ("loss", "grad_norm", "lr"), 4000
-    )
-    assert [run["curves"]["lr"]["x"][i] for i in (0, -1)] == [1, 9000]
-    assert run["curves"]["loss"]["high"][0] == 2.0
-
-
 @pytest.mark.parametrize(("count", "steps"), [(20, 1.0), (8000, 2.0)])
-def test_the_points_of_a_run_of_a_million_steps_stay_apart(page_of: PageOf, count: int, steps: float) -> None:
-    first, row = 1_234_561, {"tokens_seen": 1_234_561_512}
-    made = Made("run").attempt(1, first - 1, first - 1 + count)
-    made.metrics(1, [{"step": first + i, "tokens_seen": row["tokens_seen"] + 512 * i} for i in range(20)])
+def test_the_points_of_a_run_of_a_million_steps_stay_apart_and_are_no_more_than_a_screen_has(
+    page_of: PageOf, count: int, steps: float
+) -> None:
+    first, tokens = 1_234_561, [1_234_561_512 + 512 * i for i in range(20)]
+    made = Made("run").attempt(1, first - 1, first - 1 + count, losses={first: 9.0})
+    made.metrics(1, [{"step": first + i, "tokens_seen": seen} for i, seen in enumerate(tokens)])
+    made.snapshot(first - 1 + count, config=CONFIG)
     [run] = drawn(page_of("run"))
-    own = run["curves"]["loss"]["x"]
-    assert own == [first + (steps - 1) / 2 + steps * i for i in range(int(count / steps))]
-    assert run["curves"]["tokens_seen"]["y"] == [row["tokens_seen"] + 512 * i for i in range(20)]
+    loss, rates = run["curves"]["loss"], run["curves"]["lr"]["x"]
+    assert loss["x"] == [first + (steps - 1) / 2 + steps * i for i in range(int(count / steps))]
+    assert loss.get("high", loss["y"])[0] == 9.0
+    assert run["curves"]["tokens_seen"]["y"] == tokens
+    assert (len(rates), rates[0], rates[-1]) == (count / steps, first, first - 1 + count)
 
 
 def test_groups_keep_every_extreme_and_leave_out_what_is_not_finite() -> None:
@@ -194,43 +181,33 @@ def test_the_table_of_a_folder_follows_the_line_that_a_run_is_on() -> None:
     """After a rewind nothing in it is of the steps that were given up."""
     in_folder("a1")
     in_folder("b2").claim(4, 20, parent=2, by="rewind")
-    Path("runs/c3").mkdir()
-    Path("runs/c3/config.yaml").write_text("seed: 3\n")
-    found = table_of("runs")
-    assert [*found["a1"]] == ["run", "state", "date (UTC)", "model", "step", "loss", "val_loss", "val_share", "seed"]
-    assert (found["a1"]["state"], found["a1"]["step"], found["a1"]["val_loss"]) == ("finished", "30", "1.25")
-    assert (found["b2"]["state"], found["b2"]["step"], found["b2"]["val_loss"]) == ("rewind", "20", "1.5")
-    assert found["b2"]["loss"] == f"{loss_of(20):.6g}"
-    assert (found["c3"]["state"], found["c3"]["step"], found["c3"]["loss"]) == ("not started", "0", "–")
-
-
-def test_an_attempt_without_an_end_is_killed_if_its_process_is_gone() -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    for name, pid in (("a1", gone.pid), ("b2", os.getppid())):
-        in_folder(name).attempt(4, 30, 33, parent=3)
-        claim = Path(f"runs/{name}/attempts/00004.json")
-        process = this_process() | {"pid": pid, "started": _started(pid) or "1", "launcher": "another"}
-        claim.write_text(json.dumps(json.loads(claim.read_text()) | {"process": process}))
-    assert [row["state"] for row in table_of("runs").values()] == ["killed", "running"]
-
-
-def test_a_run_that_was_killed_before_its_first_step_has_a_state_a_date_and_a_host(page_of: PageOf) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    for name, machine in (("a1", this_process()["machine"]), ("b2", "another")):
-        Attempt.claim(f"runs/{name}", 0, None)
-        claim = Path(f"runs/{name}/attempts/00001.json")
-        process = this_process() | {"host": "n7", "pid": gone.pid, "machine": machine, "launcher": "another"}
-        at = {"process": process, "at": "2026-01-05T10:30:00+00:00"}
-        claim.write_text(json.dumps(json.loads(claim.read_text()) | at))
-    found = table_of("runs")
-    assert [(found[name]["state"], found[name]["date (UTC)"]) for name in ("a1", "b2")] == [
-        ("killed", "2026-01-05 10:30"),
-        ("running, or killed", "2026-01-05 10:30"),
+    figures = [[row[key] for key in ("state", "step", "loss", "val_loss")] for row in table_of("runs").values()]
+    assert figures == [
+        ["finished", "30", f"{loss_of(30):.6g}", "1.25"],
+        ["rewind", "20", f"{loss_of(20):.6g}", "1.5"],
     ]
-    assert "none, from 0 – n7 2026-01-05 10:30:00 – killed" in shown(page_of("runs/a1"))
-    assert "from 0, killed" in mingpt("log runs/a1")
+
+
+def test_an_attempt_without_an_end_is_killed_if_its_process_is_gone(page_of: PageOf) -> None:
+    """Also before its first step; of a process on another machine nobody knows."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    process = this_process() | {"host": "n7", "launcher": "another"}
+    killed, alive = ({"pid": pid, "started": _started(pid) or "1"} for pid in (gone.pid, os.getppid()))
+    for name, owner in (("a1", killed), ("b2", alive)):
+        in_folder(name).attempt(4, 30, 33, parent=3)
+        claim(f"runs/{name}", 4, process=process | owner)
+    for name, machine in (("c3", {}), ("d4", {"machine": "another"})):
+        Attempt.claim(f"runs/{name}", 0, None)
+        claim(f"runs/{name}", 1, process=process | killed | machine, at="2026-01-05T10:30:00+00:00")
+    assert [(row["run"], row["state"], row["date (UTC)"][:7]) for row in table_of("runs").values()] == [
+        ("c3", "killed", "2026-01"),
+        ("d4", "running, or killed", "2026-01"),
+        ("a1", "killed", "2023-11"),
+        ("b2", "running", "2023-11"),
+    ]
+    assert "none, from 0 – n7 2026-01-05 10:30:00 – killed" in shown(page_of("runs/c3"))
+    assert "from 0, killed" in mingpt("log runs/c3")
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -245,15 +222,14 @@ def test_runs_that_were_validated_on_different_parts_are_not_ranked_without_a_wo
 
 
 def test_a_folder_of_runs_and_a_file_give_the_table_and_the_page_of_them_all() -> None:
-    for i in range(11):
-        in_folder(f"a{i}")
-    Path("runs/a0/config.yaml").write_text("seed: 1\nmodel: {n_layer: 2}\n")
+    for name in ("a1", "b2", "c3"):
+        in_folder(name)
     out = mingpt("report runs --out all.html")
     assert out.splitlines()[-1] == "report: all.html"
     page = Path("all.html").read_text()
-    assert "11 runs" in shown(page)
+    assert "3 runs" in shown(page)
     assert "run state date (UTC) model step loss val_loss val_share seed" in shown(page)
-    assert [len(run["curves"]["loss"]["x"]) for run in drawn(page)] == [30] * 11
+    assert [len(run["curves"]["loss"]["x"]) for run in drawn(page)] == [30] * 3
 
 
 def test_runs_are_compared_by_the_keys_that_somebody_has_set_and_that_all_of_them_have() -> None:
@@ -270,27 +246,20 @@ def test_runs_are_compared_by_the_keys_that_somebody_has_set_and_that_all_of_the
 
 
 def test_settings_that_do_not_fit_into_a_line_stand_below_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"n_layer": 2, "n_head": 3, "n_embd": 4, "dropout": 0.5, "bias": True, "block_size": 8}
-    for i in (1, 2):
-        in_folder(f"a{i}")
-        model = json.dumps({key: size if i == 1 else f"other {key}" for key, size in sizes.items()})
-        Path(f"runs/a{i}/config.yaml").write_text(f"seed: 3\nmodel: {model}\n")
+    keys = ("n_layer", "n_head", "n_embd", "dropout", "bias", "block_size")
+    for name in ("a1", "a2"):
+        in_folder(name)
+        model = json.dumps({key: f"{key} of {name}" for key in keys})
+        Path(f"runs/{name}/config.yaml").write_text(f"seed: 3\nmodel: {model}\n")
     monkeypatch.setenv("COLUMNS", "80")
     blocks = [block.splitlines() for block in mingpt("report runs").split("\n\n")]
     assert len(blocks) > 2
     assert all([line.split()[0] for line in block[:3]] == ["run", "a1", "a2"] for block in blocks)
-    titles = [re.split(r" {2,}", block[0]) for block in blocks]
-    assert [title for found in titles[1:] for title in found[1:]] == [f"model.{key}" for key in sizes]
+    titles = [title for block in blocks[1:] for title in block[0].split()[1:]]
+    assert titles == [f"model.{key}" for key in keys]
     assert max(len(line) for block in blocks[1:] for line in block) <= 80
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "300")
     assert "\n\n" not in mingpt("report runs")
-
-
-def test_the_charts_name_a_run_as_the_table_does(page_of: PageOf) -> None:
-    """By its folder: two runs of one run.name are two."""
-    for name in ("a1", "b2"):
-        in_folder(name).snapshot(30)
-    assert [run["name"] for run in drawn(page_of("runs/a1", "runs/b2"))] == ["a1", "b2"]
 
 
 def test_a_fork_is_drawn_from_where_it_leaves(page_of: PageOf) -> None:
@@ -301,6 +270,7 @@ def test_a_fork_is_drawn_from_where_it_leaves(page_of: PageOf) -> None:
     Made("runs/fork").attempt(parent.attempt + 2, 20, 24, parent=parent.attempt + 1)
     base, fork = drawn(page_of("runs/base", "runs/fork"))
     assert (base["fork"], fork["fork"]) == (None, {"of": 0, "step": 20})
+    assert (base["name"], fork["name"]) == ("base", "fork")  # as in the table: the folder's, and not run.name
     assert fork["curves"]["loss"]["x"] == [21.0, 22.0, 23.0, 24.0]
     [alone] = drawn(page_of("runs/fork"))
     assert alone["fork"] == {"of": None, "step": 20}  # its hours begin there, not at the parent's beginning
@@ -317,17 +287,17 @@ def test_the_page_of_a_run(tmp_path: Path, page_of: PageOf, told: Told) -> None:
     assert page == page_of(f"{tmp_path}/run")
 
 
-def test_the_page_and_the_log_say_that_one_machine_has_the_run(page_of: PageOf) -> None:
+@pytest.mark.parametrize(("disks", "alone"), [(({}, {"disk": "n3"}), "n3"), (({"disk": "n3"}, {}), "")])
+def test_the_page_and_the_log_say_that_one_machine_has_the_run(
+    page_of: PageOf, disks: tuple[dict[str, str], dict[str, str]], alone: str
+) -> None:
     """As the newest attempt found it: a run may have been copied into a bucket meanwhile."""
-    for disks, alone in (((None, "n3"), "n3"), (("n3", None), "")):
-        made = Made(Path(alone or "copied")).attempt(1, 0, 1).attempt(2, 1, 2, parent=1)
-        made.history = [
-            entry | ({"disk": disk} if disk else {}) for entry, disk in zip(made.history, disks, strict=True)
-        ]
-        made.snapshot(2)
-        assert ("n3's alone" in shown(page_of(str(made.folder)))) == bool(alone)
-        assert (f"; on {alone}'s disk alone" in mingpt("log", made.folder)) == bool(alone)
-        assert mingpt.json("log", made.folder)[0]["disk"] == alone
+    made = Made("run").attempt(1, 0, 1).attempt(2, 1, 2, parent=1)
+    made.history = [entry | disk for entry, disk in zip(made.history, disks, strict=True)]
+    made.snapshot(2)
+    assert ("n3's alone" in shown(page_of("run"))) == bool(alone)
+    assert ("; on n3's disk alone" in mingpt("log run")) == bool(alone)
+    assert mingpt.json("log run")[0]["disk"] == alone
 
 
 @pytest.mark.filterwarnings("error")
@@ -342,13 +312,14 @@ def test_numbers_that_are_not_finite_survive(page_of: PageOf) -> None:
 # --- safety ---
 
 
-TAGS = {"iframe", "object", "embed", "link", "base", "form", "a", "image", "foreignobject", "svg"}
+TAGS = "html|head|meta|title|style|body|(no)?script|h[12]|p|div|section|d[ldt]|table|t[rhd]|details|summary|pre"
+ATTRIBUTES = {"lang", "charset", "http-equiv", "content", "name", "class", "id", "type", "open"}
 ROOM = Path(html.__file__).parent
 OURS = [(ROOM / name).read_text() for name in html.SCRIPTS]
 
 
 class Safe(HTMLParser):
-    """Nothing that a browser would load, and no scripts but ours: a whole list, since a page has nothing else."""
+    """Nothing but what a page of ours has, of which a browser loads nothing; and the scripts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -356,21 +327,17 @@ class Safe(HTMLParser):
         self.inside = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in TAGS
         known = dict(attrs)
-        if known.get("http-equiv"):
+        assert re.fullmatch(TAGS, tag)
+        assert known.keys() <= ATTRIBUTES
+        if "http-equiv" in known:
             self.policy = known["content"] or ""
         self.inside = tag == "script" and known.get("type") != "application/json"
-        for name, value in attrs:
-            assert not name.startswith(("on", "srcset", "action", "background"))
-            assert name not in ("src", "href", "xlink:href"), value
 
     def handle_data(self, data: str) -> None:
         if self.inside:
             self.scripts.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        self.inside = False
+            self.inside = False
 
 
 def check_safe(page: str) -> None:
@@ -421,15 +388,6 @@ def test_nothing_in_a_hostile_run_becomes_part_of_the_page(evil: str, page_of: P
     assert len(page) < 400_000
     for text in (page, page_of("run", "run")):
         check_safe(text.replace("url(//x)", ""))
-
-
-def test_the_page_loads_nothing_and_shows_no_secret(page_of: PageOf) -> None:
-    url = "https://user:secret99@host/x"
-    three_attempts("run").snapshot(30, config=CONFIG | {"data": {"path": f"{url}?sig=secret99"}})
-    Path("run/config.yaml").write_text(f"data:\n  path: {url}\n")
-    page = page_of("run")
-    check_safe(page.replace("https://***@host/x", ""))
-    assert "secret99" not in page
 
 
 # --- the command ---

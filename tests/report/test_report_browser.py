@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from mingpt.report.reading import Run
-from tests.kits import browser_kit
 from tests.kits.browser_kit import Browser, browser
 from tests.kits.report_kit import CONFIG, Made, three_attempts
 from tests.kits.verb_kit import mingpt
@@ -45,36 +44,25 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     stranger.snapshot(33, run=EVIL, config=CONFIG | {EVIL: EVIL})
     Made(folder / "first").attempt(1, 0, 1)
     Made(folder / "empty").claim(1, 0)
-    made_of = {
-        "one": ["stranger"],
-        "four": ["a1", "b2", "c3", "fork"],
-        "fork": ["fork"],
-        "first": ["first"],
-        "empty": ["empty"],
-    }
+    made_of = {"stranger": ["stranger"], "four": ["a1", "b2", "c3", "fork"]}
+    made_of |= {name: [name] for name in ("fork", "first", "empty")}
     for name, runs in made_of.items():
         mingpt(f"report --out {folder}/{name}.html", *(folder / run for run in runs))
     return {name: folder / f"{name}.html" for name in made_of}
-
-
-@pytest.mark.parametrize(("name", "charts"), [("first", 4), ("empty", 0)])
-def test_a_run_that_has_hardly_begun_has_a_page(tab: Browser, pages: dict[str, Path], name: str, charts: int) -> None:
-    tab.open(pages[name], 1280)
-    assert (tab.evaluate("charts.length"), told(tab, *COMPLAINTS)) == (charts, [])
 
 
 def told(tab: Browser, *methods: str) -> list[Any]:
     return [event["params"] for event in tab.events if event.get("method") in methods]
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 800, 390])
-@pytest.mark.parametrize("name", ["one", "four"])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (800, True), (390, False)])
+@pytest.mark.parametrize(("name", "charts"), [("stranger", 4), ("four", 5), ("fork", 4), ("first", 4), ("empty", 0)])
 def test_a_page_fits_requests_nothing_and_has_no_error(
-    tab: Browser, pages: dict[str, Path], name: str, width: int, dark: bool
+    tab: Browser, pages: dict[str, Path], name: str, charts: int, width: int, dark: bool
 ) -> None:
+    """Also that of a run that has hardly begun."""
     tab.open(pages[name], width, dark=dark)
-    assert tab.evaluate("charts.length") == {"one": 4, "four": 5}[name]
+    assert tab.evaluate("charts.length") == charts
     assert tab.evaluate("document.documentElement.scrollWidth") == width
     assert told(tab, *COMPLAINTS) == []
     assert [request["request"]["url"] for request in told(tab, "Network.requestWillBeSent")] == [pages[name].as_uri()]
@@ -85,19 +73,8 @@ def test_a_page_fits_requests_nothing_and_has_no_error(
 
 def test_a_fork_without_its_parent_begins_with_its_own_steps(tab: Browser, pages: dict[str, Path]) -> None:
     tab.open(pages["fork"], 1280)
-    assert (tab.evaluate("charts.length"), told(tab, *COMPLAINTS)) == (4, [])
     assert tab.evaluate("pointsOf(runs[0], CHARTS[0]).x") == [21, 22, 23, 24, 25]
     assert tab.evaluate("runs[0].hours.y.at(-1)") == 50 / 3600  # five steps of 10 s; its parent's are not known
-
-
-def test_other_messages_do_not_keep_a_wait_alive(
-    tab: Browser, pages: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tab.open(pages["first"], 800)
-    tab.evaluate("setInterval(() => console.log('again'), 20)")
-    monkeypatch.setattr(browser_kit, "SECONDS", 0.5)
-    with pytest.raises(TimeoutError):
-        tab.wait("Page.never")
 
 
 def middle(tab: Browser, chart: int, across: float) -> tuple[float, float]:
@@ -112,7 +89,7 @@ AXIS = "charts.map(u => [u.scales.x.min, u.scales.x.max])"
 def test_a_drag_zooms_all_charts_a_double_click_goes_back_and_the_cursor_reads_every_curve(
     tab: Browser, pages: dict[str, Path]
 ) -> None:
-    tab.open(pages["one"], 1280)
+    tab.open(pages["stranger"], 1280)
     whole = tab.evaluate(AXIS)
     assert whole == [[0, 33]] * 4
     y = middle(tab, 0, 0)[1]
@@ -126,14 +103,13 @@ def test_a_drag_zooms_all_charts_a_double_click_goes_back_and_the_cursor_reads_e
         for kind in ("mousePressed", "mouseReleased"):
             tab.mouse(kind, middle(tab, 0, 0.5)[0], y, buttons=1, clickCount=count)
     assert tab.evaluate(AXIS) == whole
-    tab.mouse("mouseMoved", middle(tab, 0, 0.5)[0], y)
-    told = tab.evaluate("charts.map(u => u.legend.values.map(value => value._))")
-    assert all("–" not in values for values in told), told
     values = tab.evaluate(
         "(charts[0].setCursor({ left: charts[0].over.clientWidth, top: 9 }), charts[0].legend.values)"
     )
     assert [value["_"] == "–" for value in values[-2:]] == [False, True]  # it was not evaluated so late
     tab.mouse("mouseMoved", middle(tab, 0, 0.5)[0], y)
+    told = tab.evaluate("charts.map(u => u.legend.values.map(value => value._))")
+    assert all("–" not in values for values in told), told
     assert "attempt 2: 4 × NVIDIA L4 n1" in tab.evaluate("document.querySelector('.told').textContent")
 
 
