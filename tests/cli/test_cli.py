@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -18,16 +17,13 @@ import pytest
 from mingpt import TORCH
 from mingpt.cli import console
 from mingpt.cli.cli import about, run, verb_of, warn_of_newer_torch
-from mingpt.cli.command import code_of
 from mingpt.cli.parsers import GROUPS, VERBS, parse
 from mingpt.compose.commandline import CommandLine
-from tests.kits.bpe_kit import write_gpt2
 from tests.kits.frozen_kit import ARCHIVES, unpack
 from tests.kits.paths_kit import ROOT
 from tests.kits.verb_kit import mingpt
 
 Captured = pytest.CaptureFixture[str]
-Ended = Callable[[str], int]
 
 
 class Installed:
@@ -70,19 +66,15 @@ def python(code: str) -> list[str]:
     return subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True, timeout=600).split()
 
 
-@pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
+def ended(words: str) -> int:
     """The exit code of the command, in this process."""
-
-    def ended(words: str) -> int:
-        monkeypatch.setattr(sys, "argv", [])
-        given = words.split()
-        return run(given[0], given[1:]) if verb_of(given) else about(given)
-
-    return ended
+    given = words.split()
+    return run(given[0], given[1:]) if verb_of(given) else about(given)
 
 
-def test_help_groups_the_verbs_and_is_shown_without_one(ended: Ended, capsys: Captured) -> None:
+def test_help_groups_the_verbs_and_is_shown_without_one(capsys: Captured) -> None:
+    assert ended("snapshot runs/a") == 64
+    assert "did you mean snapshots?" in capsys.readouterr().err
     assert ended("") == 64
     out, text = capsys.readouterr()
     assert out == ""
@@ -105,11 +97,6 @@ def test_each_verbs_options_are_known_without_torch_and_help_takes_the_standard_
         "print('torch' in sys.modules)"
     )
     assert python(code) == [*VERBS, "False"]
-
-
-def test_a_mistaken_verb_names_the_nearest(ended: Ended, capsys: Captured) -> None:
-    assert ended("snapshot runs/a") == 64
-    assert "did you mean snapshots?" in capsys.readouterr().err
 
 
 def test_a_torch_newer_than_tested_is_a_warning_of_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -139,7 +126,7 @@ def test_the_help_of_each_verb_ends_with_a_command_that_can_be_given(verb: str) 
 
 @pytest.mark.parametrize("verb", ["diff --help", "log"])
 def test_output_that_a_full_disk_takes_is_an_error(
-    verb: str, a_run: str, ended: Ended, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    verb: str, a_run: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(console, "lost", False)
     with suppress(OSError), open("/dev/full", "w") as full:  # what is left in its buffer
@@ -158,7 +145,7 @@ def test_a_program_says_so_too_and_a_run_ends_before_that(installed: Installed) 
 
 @pytest.mark.parametrize(("words", "code"), [("--version", 0), ("log nowhere", 64)])
 def test_without_standard_output_a_command_ends_as_with_it(
-    words: str, code: int, ended: Ended, monkeypatch: pytest.MonkeyPatch
+    words: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, None)  # as Python has it after `mingpt … >&-`
@@ -174,14 +161,6 @@ def test_output_that_nobody_reads_any_more_is_none(a_run: str, installed: Instal
         assert process.stderr
         assert process.stderr.read() == ""
     assert process.returncode == 0
-
-
-def test_an_error_that_nobody_expects_is_no_failed_check(capsys: Captured) -> None:
-    def broken() -> int:
-        raise KeyError("key")
-
-    assert code_of(broken) == 70
-    assert "KeyError: 'key'" in capsys.readouterr().err
 
 
 # --- processes of their own ---
@@ -203,13 +182,6 @@ def test_help_needs_no_current_folder(installed: Installed) -> None:
     with installed.start("sh", "-c", f"cd {gone} && rmdir {gone} && mingpt plan --help") as process:
         said = process.communicate(timeout=600)
     assert (process.returncode, said[1]) == (0, ""), said
-
-
-@pytest.mark.slow
-def test_prepare_starts_its_processes_from_the_console_script(installed: Installed) -> None:
-    write_gpt2(installed.folder)
-    (installed.folder / "a.txt").write_text("to be, or not to be")
-    installed.mingpt("prepare a.txt --out out --tokenizer . --processes 2 --val-fraction 0")
 
 
 BASH = """

@@ -120,23 +120,24 @@ def test_the_console(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", [UserError, TransientError, ValueError])
-def test_an_error_that_ends_a_command(kind: type[Exception], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_that_ends_a_command_and_the_file_that_torchrun_reads(
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A ValueError is a bug of ours: its stack trace is printed."""
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
 
     def act() -> int:
-        raise kind(TEXT) from OSError(URL)
+        try:
+            raise kind(TEXT) from OSError(URL)
+        except kind as error:
+            report_failure(error, Lifetime())
+            with_text(capsys.readouterr().err)
+            raise
 
     assert code_of(act) == (USER_ERROR if kind is UserError else CRASHED)
     with_text(capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(
-    "words", [f"train --{URL}", f"snapshots show {URL} --nope={URL}", f"launch --dry-run nope={URL}"]
-)
-def test_a_command_line_that_is_refused(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINGPT_STORE_SECONDS", "1")
-    mingpt.ends(words)
-    assert "***" in clean(mingpt.out + mingpt.err)
+    with_text(path.read_text())
 
 
 def test_the_command_that_launch_shows(tmp_path: Path, text: Path) -> None:
@@ -145,20 +146,6 @@ def test_the_command_that_launch_shows(tmp_path: Path, text: Path) -> None:
         f"snapshot.dir='memory://user:{CANARY}@bucket/x'", "run.name='${oc.env:STORE_TOKEN}'",
     )  # fmt: skip
     assert "health.notify='\"'\"'***" in clean(shown)
-
-
-@pytest.mark.parametrize("kind", [UserError, TransientError, ValueError])
-def test_the_file_that_torchrun_reads(
-    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    try:
-        raise kind(TEXT) from OSError(URL)
-    except kind as error:
-        report_failure(error, Lifetime())
-    with_text(capsys.readouterr().err)
-    with_text(path.read_text())
 
 
 @dataclass

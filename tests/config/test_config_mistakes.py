@@ -16,7 +16,7 @@ from mingpt.files.storage import FETCHED
 from mingpt.prepare.corpora import CORPORA, DATASETS
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from tests.kits.config_kit import configured, problems
+from tests.kits.config_kit import problems
 from tests.kits.paths_kit import ROOT
 from tests.kits.told import Told
 
@@ -111,11 +111,6 @@ def test_a_bad_command_line_gives_exactly_its_problems(
 def test_an_argument_longer_than_a_files_name_is_no_file() -> None:
     (problem,) = problems("x" * 300)
     assert problem.endswith("is not an override: write key=value, group=option, +key=value or ~key")
-
-
-def test_as_many_processes_as_microbatches_are_not() -> None:
-    configured(world_size=4)
-    configured("batch.per_process_size=16", "batch.global_size=65", world_size=100)  # global_size is out of the game
 
 
 @pytest.mark.parametrize(
