@@ -42,13 +42,6 @@ class Installed:
         env = os.environ | {"PATH": self.path, "PYTHONPATH": self.libraries} | variables
         return subprocess.Popen(program, cwd=self.folder, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
 
-    def mingpt(self, words: str, code: int = 0, out: int = subprocess.PIPE) -> tuple[str, str]:
-        """(output, errors)"""
-        with self.start("mingpt", *words.split(), out=out) as process:
-            said = process.communicate(timeout=600)
-        assert process.returncode == code, said
-        return said
-
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Installed:
@@ -137,9 +130,10 @@ def test_output_that_a_full_disk_takes_is_an_error(
 
 @pytest.mark.slow
 def test_a_program_says_so_too_and_a_run_ends_before_that(installed: Installed) -> None:
-    with open("/dev/full", "w") as full:
-        words = "train data=random data.vocabulary=50 model=gpt-nano train.max_steps=1 run.dir=there"
-        assert "No space left on device" in installed.mingpt(words, code=70, out=full.fileno())[1]
+    words = "train data=random data.vocabulary=50 model=gpt-nano train.max_steps=1 run.dir=there"
+    with open("/dev/full", "w") as full, installed.start("mingpt", *words.split(), out=full.fileno()) as process:
+        assert "No space left on device" in process.communicate(timeout=600)[1]
+    assert process.returncode == 70
     assert [*installed.folder.glob("there/snapshots/*/manifest.json")]
 
 
@@ -164,17 +158,6 @@ def test_output_that_nobody_reads_any_more_is_none(a_run: str, installed: Instal
 
 
 # --- processes of their own ---
-
-
-@pytest.mark.slow
-def test_code_of_the_current_folder_is_found_and_shadows_no_library(installed: Installed) -> None:
-    for name in ("numpy", "pydantic", "fsspec", "argcomplete"):
-        (installed.folder / f"{name}.py").write_text("open('ran', 'w')")
-    (installed.folder / "mine.py").touch()
-    for words in ("--help", "completion bash", "snapshots list ."):
-        installed.mingpt(words, code=64 if "list" in words else 0)
-    assert "the module mine has no Net" in installed.mingpt("train model._target_=mine.Net", code=64)[1]
-    assert not (installed.folder / "ran").exists()
 
 
 def test_help_needs_no_current_folder(installed: Installed) -> None:

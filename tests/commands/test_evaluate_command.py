@@ -20,11 +20,8 @@ from tests.kits.told import Told
 from tests.kits.verb_kit import mingpt, store
 
 CACHE = "data.cache_dir=made"
-
-
-@pytest.fixture(autouse=True)
-def around(base: Path, outlived: None) -> None:
-    """A refusal in a world, which ends its process soon after, ends only the command."""
+# A refusal in a world, which ends its process soon after, ends only the command.
+pytestmark = pytest.mark.usefixtures("base", "outlived")
 
 
 @pytest.fixture
@@ -69,7 +66,7 @@ def test_the_mean_of_the_weights_takes_their_place_if_asked_for(place: str, text
     assert not Path("out/none").exists()
 
 
-def test_the_best_snapshot_is_exported_if_asked_for_and_hinted_at(base: Path) -> None:
+def test_the_best_snapshot_is_exported_if_asked_for_and_hinted_at() -> None:
     loaded = read(store("base"), 12)
     provenance = {key: getattr(loaded.manifest, key) for key in PROVENANCE}
     for step, val_loss in ((4, 1.0), (12, 2.0)):

@@ -49,8 +49,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "reduce=exat",
         "train.max_steps=${oc.env:MAX}",
         # Combinations.
-        "model.n_head=5",
-        "batch.global_size=65",
         "batch.per_process_size=20",
         "world.device=mps",
         "batch.double_at=[4,2]",
@@ -58,7 +56,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "world.device=cpu world.backend=nccl",
         "schedule=wsd schedule.cooldown_steps=50 train.max_steps=10",
         # Groups, sections, interpolations, grammar.
-        "model=gpt3",
         "model=null",
         "=3",
         "run.dir=s3://b/d=1",
@@ -74,9 +71,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "track=wandb",
         "optimizer.lr=${oc.env:NOLR}",
         "learning_rate=1e-3",
-        "seed=1,2",
-        "hydra.run.dir=/x",
-        "data.cache_dir=${nope}",
         # Kinds of data: each has keys of its own.
         "data.kind=txt data.path=3 seed=-1",
         "data=shards data.path=x +data.tokens=char",
