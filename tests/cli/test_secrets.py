@@ -183,9 +183,7 @@ def test_no_slip_is_told_with_its_secret(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINGPT_STORE_SECONDS", "1")
     assert mingpt.ends(slip.format(*[f"{URLS[1]}?sig={CANARY}"] * 2)) != 0
-    text = mingpt.out + mingpt.err + output()
-    assert "***" in text
-    clean(text)
+    assert clean(mingpt.out + mingpt.err + output()) != ""
     clean_folder(tmp_path)
 
 

@@ -75,7 +75,7 @@ EAGER, REPLAY = 12 * 4.4e-3 + 148 * 43e-6, 0.3e-3
 def test_what_it_costs(gpus: str, how: str, step: float, peak: float) -> None:
     """6 operations a parameter and token, and attention's, at 0.4 of the peak; and what a host launches in a step."""
     run = f"plan model=gpt2 batch.global_size=8 train.max_steps=100000 precision=bf16 run.price_per_hour=1.5 {how}"
-    computing = 100_000 * 8 * 1024 * (6 * 124439808 + 12 * 12 * 768 * 1024) / (0.4 * peak)
+    computing = 100_000 * 8 * 1024 * (6 * 124_475_904 + 12 * 12 * 768 * 1024) / (0.4 * peak)
     launching = 100_000 * step
     seconds = max(computing, launching)
     cost = (

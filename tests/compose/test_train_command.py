@@ -22,7 +22,7 @@ from tests.kits.told import Told
 
 
 @pytest.mark.usefixtures("logging_as_before")
-def test_cfg_job_prints_the_config_and_leaves_nothing_behind(
+def test_cfg_job_prints_the_config_or_the_problem_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -31,6 +31,9 @@ def test_cfg_job_prints_the_config_and_leaves_nothing_behind(
     printed = capsys.readouterr().out
     assert "  dir: ${run.dir}/snapshots\n" in printed
     assert validate(OmegaConf.to_container(OmegaConf.create(printed), resolve=True)) == compose.configure(arguments)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^run\.dir"):
+        compose.printing(["--cfg", "job", "--resolve", "run.dir=${nope}"])
+    assert capsys.readouterr().out == ""
     assert [*tmp_path.iterdir()] == []
 
 
@@ -51,14 +54,6 @@ def test_help_names_every_group_option_and_key_with_its_default(capsys: pytest.C
     assert " [exact | fast] (exact)\n" in out  # what a key takes
     of_kind = {kind: out.split(f"Keys of model.kind={kind} ")[1].split("\n\n")[0] for kind in ("gpt", "modern")}
     assert {kind: "  model.n_kv_head " in text for kind, text in of_kind.items()} == {"gpt": False, "modern": True}
-
-
-def test_cfg_job_of_a_bad_command_line_tells_the_problem_and_prints_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(UserError, match=r"^run\.dir"):
-        compose.printing(["--cfg", "job", "--resolve", "run.dir=${nope}"])
-    assert capsys.readouterr().out == ""
 
 
 def test_a_terminal_that_lacks_a_character_is_told_all_the_rest() -> None:
