@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -18,16 +17,13 @@ import pytest
 from mingpt import TORCH
 from mingpt.cli import console
 from mingpt.cli.cli import about, run, verb_of, warn_of_newer_torch
-from mingpt.cli.command import code_of
 from mingpt.cli.parsers import GROUPS, VERBS, parse
 from mingpt.compose.commandline import CommandLine
-from tests.kits.bpe_kit import write_gpt2
 from tests.kits.frozen_kit import ARCHIVES, unpack
 from tests.kits.paths_kit import ROOT
 from tests.kits.verb_kit import mingpt
 
 Captured = pytest.CaptureFixture[str]
-Ended = Callable[[str], int]
 
 
 class Installed:
@@ -46,13 +42,6 @@ class Installed:
         env = os.environ | {"PATH": self.path, "PYTHONPATH": self.libraries} | variables
         return subprocess.Popen(program, cwd=self.folder, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
 
-    def mingpt(self, words: str, code: int = 0, out: int = subprocess.PIPE) -> tuple[str, str]:
-        """(output, errors)"""
-        with self.start("mingpt", *words.split(), out=out) as process:
-            said = process.communicate(timeout=600)
-        assert process.returncode == code, said
-        return said
-
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Installed:
@@ -70,19 +59,15 @@ def python(code: str) -> list[str]:
     return subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True, timeout=600).split()
 
 
-@pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
+def ended(words: str) -> int:
     """The exit code of the command, in this process."""
-
-    def ended(words: str) -> int:
-        monkeypatch.setattr(sys, "argv", [])
-        given = words.split()
-        return run(given[0], given[1:]) if verb_of(given) else about(given)
-
-    return ended
+    given = words.split()
+    return run(given[0], given[1:]) if verb_of(given) else about(given)
 
 
-def test_help_groups_the_verbs_and_is_shown_without_one(ended: Ended, capsys: Captured) -> None:
+def test_help_groups_the_verbs_and_is_shown_without_one(capsys: Captured) -> None:
+    assert ended("snapshot runs/a") == 64
+    assert "did you mean snapshots?" in capsys.readouterr().err
     assert ended("") == 64
     out, text = capsys.readouterr()
     assert out == ""
@@ -105,11 +90,6 @@ def test_each_verbs_options_are_known_without_torch_and_help_takes_the_standard_
         "print('torch' in sys.modules)"
     )
     assert python(code) == [*VERBS, "False"]
-
-
-def test_a_mistaken_verb_names_the_nearest(ended: Ended, capsys: Captured) -> None:
-    assert ended("snapshot runs/a") == 64
-    assert "did you mean snapshots?" in capsys.readouterr().err
 
 
 def test_a_torch_newer_than_tested_is_a_warning_of_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -139,7 +119,7 @@ def test_the_help_of_each_verb_ends_with_a_command_that_can_be_given(verb: str) 
 
 @pytest.mark.parametrize("verb", ["diff --help", "log"])
 def test_output_that_a_full_disk_takes_is_an_error(
-    verb: str, a_run: str, ended: Ended, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    verb: str, a_run: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(console, "lost", False)
     with suppress(OSError), open("/dev/full", "w") as full:  # what is left in its buffer
@@ -150,15 +130,16 @@ def test_output_that_a_full_disk_takes_is_an_error(
 
 @pytest.mark.slow
 def test_a_program_says_so_too_and_a_run_ends_before_that(installed: Installed) -> None:
-    with open("/dev/full", "w") as full:
-        words = "train data=random data.vocabulary=50 model=gpt-nano train.max_steps=1 run.dir=there"
-        assert "No space left on device" in installed.mingpt(words, code=70, out=full.fileno())[1]
+    words = "train data=random data.vocabulary=50 model=gpt-nano train.max_steps=1 run.dir=there"
+    with open("/dev/full", "w") as full, installed.start("mingpt", *words.split(), out=full.fileno()) as process:
+        assert "No space left on device" in process.communicate(timeout=600)[1]
+    assert process.returncode == 70
     assert [*installed.folder.glob("there/snapshots/*/manifest.json")]
 
 
 @pytest.mark.parametrize(("words", "code"), [("--version", 0), ("log nowhere", 64)])
 def test_without_standard_output_a_command_ends_as_with_it(
-    words: str, code: int, ended: Ended, monkeypatch: pytest.MonkeyPatch
+    words: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, None)  # as Python has it after `mingpt … >&-`
@@ -176,26 +157,7 @@ def test_output_that_nobody_reads_any_more_is_none(a_run: str, installed: Instal
     assert process.returncode == 0
 
 
-def test_an_error_that_nobody_expects_is_no_failed_check(capsys: Captured) -> None:
-    def broken() -> int:
-        raise KeyError("key")
-
-    assert code_of(broken) == 70
-    assert "KeyError: 'key'" in capsys.readouterr().err
-
-
 # --- processes of their own ---
-
-
-@pytest.mark.slow
-def test_code_of_the_current_folder_is_found_and_shadows_no_library(installed: Installed) -> None:
-    for name in ("numpy", "pydantic", "fsspec", "argcomplete"):
-        (installed.folder / f"{name}.py").write_text("open('ran', 'w')")
-    (installed.folder / "mine.py").touch()
-    for words in ("--help", "completion bash", "snapshots list ."):
-        installed.mingpt(words, code=64 if "list" in words else 0)
-    assert "the module mine has no Net" in installed.mingpt("train model._target_=mine.Net", code=64)[1]
-    assert not (installed.folder / "ran").exists()
 
 
 def test_help_needs_no_current_folder(installed: Installed) -> None:
@@ -203,13 +165,6 @@ def test_help_needs_no_current_folder(installed: Installed) -> None:
     with installed.start("sh", "-c", f"cd {gone} && rmdir {gone} && mingpt plan --help") as process:
         said = process.communicate(timeout=600)
     assert (process.returncode, said[1]) == (0, ""), said
-
-
-@pytest.mark.slow
-def test_prepare_starts_its_processes_from_the_console_script(installed: Installed) -> None:
-    write_gpt2(installed.folder)
-    (installed.folder / "a.txt").write_text("to be, or not to be")
-    installed.mingpt("prepare a.txt --out out --tokenizer . --processes 2 --val-fraction 0")
 
 
 BASH = """

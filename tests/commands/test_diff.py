@@ -1,7 +1,6 @@
 """`mingpt diff`: a planted difference of each kind is named."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +21,6 @@ pytestmark = pytest.mark.usefixtures("base")
 WEIGHT = "transformer.h.1.mlp.c_fc.weight"
 
 
-@pytest.fixture
-def diff(trained: Path) -> Callable[[str], Any]:
-    """The answer for programs; TRAINED is the run of which `base` is a copy."""
-
-    def diff(words: str) -> Any:
-        return mingpt.json(f"diff {words.replace('TRAINED', str(trained))}")
-
-    return diff
-
-
-Diff = Callable[[str], Any]
-
-
-@pytest.fixture
-def other(text: Path, cache: Path) -> Callable[..., None]:
-    """Trains `b` as the first run, but for these keys."""
-
-    def other(*overrides: str, data: Path = text) -> None:
-        train(Path("b"), data, cache, *overrides)
-
-    return other
-
-
-Other = Callable[..., None]
-
-
 def unequal(found: dict[str, Any]) -> set[str]:
     """Which parts of the answer say that something differs."""
     parts = {part for part in ("config", "code", "numerics", "step", "snapshot") if found[part]}
@@ -58,20 +31,12 @@ def turn(weight: torch.Tensor) -> None:
     weight.view(torch.int32)[3, 5] ^= 1 << 20
 
 
-def flip(step: int) -> None:
-    rewrite(store("base"), step, lambda state: turn(state["model"][WEIGHT]))
-
-
-def without(step: int) -> None:
-    shutil.rmtree(f"base/snapshots/step-{step:09d}")
-
-
-def test_a_key_of_the_optimizer_is_named(trained: Path, other: Other, diff: Diff) -> None:
+def test_a_key_of_the_optimizer_is_named(text: Path, cache: Path, tmp_path: Path) -> None:
     """The trace shows it in step 2, whose state it has changed."""
-    other("optimizer.weight_decay=0.2", "train.log_every=2")
-    before = files_of(trained), files_of(Path("b"))
-    found = diff("TRAINED b")
-    assert (files_of(trained), files_of(Path("b"))) == before
+    train(Path("b"), text, cache, "optimizer.weight_decay=0.2", "train.log_every=2")
+    before = files_of(tmp_path)
+    found = mingpt.json("diff base b")
+    assert files_of(tmp_path) == before
     assert unequal(found) == {"config", "step", "snapshot"}
     assert found["config"] == {"optimizer.weight_decay": [0.1, 0.2]}
     assert found["others"] == {"train.log_every": [1, 2]}
@@ -79,59 +44,55 @@ def test_a_key_of_the_optimizer_is_named(trained: Path, other: Other, diff: Diff
     assert "  optimizer.weight_decay: 0.1 -> 0.2\n" in mingpt("diff base b --exit-code", code=1)
 
 
-def test_a_byte_of_the_data_is_other_data(other: Other, text: Path, diff: Diff) -> None:
+def test_a_byte_of_the_data_is_other_data(text: Path, cache: Path) -> None:
     (path := Path("other.txt")).write_text(text.read_text()[:2000] + text.read_text()[2000:].replace("king", "kong", 1))
-    other(data=path)
-    assert {"data"} <= unequal(diff("TRAINED b")) <= {"data", "step", "snapshot"}
+    train(Path("b"), path, cache)
+    assert {"data"} <= unequal(mingpt.json("diff base b")) <= {"data", "step", "snapshot"}
 
 
 @pytest.mark.slow
-def test_kernels_that_no_key_chose(text: Path, cache: Path, diff: Diff) -> None:
+def test_kernels_that_no_key_chose(text: Path, cache: Path) -> None:
     """The environment makes torch take the kernels of an older processor."""
     Run("b", text, cache, env={"ATEN_CPU_CAPABILITY": "default"}).finish(1, "train.max_steps=12", "run.name=run")
-    assert "numerics" in unequal(diff("TRAINED b")) <= {"numerics", "step", "snapshot"}
+    assert "numerics" in unequal(mingpt.json("diff base b")) <= {"numerics", "step", "snapshot"}
 
 
-def test_one_flipped_bit_of_a_weight_is_named(diff: Diff) -> None:
-    flip(8)
-    found = diff("TRAINED base")
+def test_one_flipped_bit_of_a_weight_is_named() -> None:
+    shutil.copytree("base", "b")
+    rewrite(store("b"), 8, lambda state: turn(state["model"][WEIGHT]))
+    found = mingpt.json("diff base b")
     assert unequal(found) == {"snapshot"}
     assert (found["equal"], found["snapshot"], found["tensors"]) == (4, [8, 8], [1, 112])
     tensor = found["tensor"]
     assert (tensor["name"], tensor["differ"], tensor["at"][0]) == (WEIGHT, 1, [3, 5])
 
 
-def test_two_attempts_of_which_one_machine_was_sick(other: Other, diff: Diff, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_attempts_of_which_one_machine_was_sick(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempt 2 computes steps 9 to 12 again, with a bit that flips in step 10."""
-    without(12)
-    Path("base").rename("b")
+    shutil.rmtree("base/snapshots/step-000000012")
 
     def sick(context: Any, step: int, *given: Any) -> Any:
         if step == 9:
             turn(dict(context.model.named_parameters())[WEIGHT].data)
         return train_step(context, step, *given)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "train_step", sick)
-        other()
-    found = diff("b --attempts 1 2")
+    monkeypatch.setattr(loop, "train_step", sick)
+    train(Path("base"), text, cache)
+    found = mingpt.json("diff base --attempts 1 2")
     assert (unequal(found), found["step"]) == ({"step"}, 10)
 
 
-def test_snapshots_of_two_steps_are_compared_only_where_both_are_named(diff: Diff) -> None:
-    without(4)
-    without(8)
-    found = diff("TRAINED@8 base")
+def test_snapshots_of_two_steps_are_compared_only_where_both_are_named() -> None:
+    shutil.copytree("base", "b")
+    for step in (4, 8):
+        shutil.rmtree(f"b/snapshots/step-{step:09d}")
+    found = mingpt.json("diff base@8 b")
     assert (found["common"], found["snapshot"], found["differs"]) == (0, None, False)
-    assert diff("TRAINED@8 base@12")["snapshot"] == [8, 12]
+    assert mingpt.json("diff base@8 b@12")["snapshot"] == [8, 12]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    ["a", "a a/nothing", "a --attempts 1 3"],
-)
-def test_mistakes(arguments: str, trained: Path, told: Told) -> None:
-    shutil.copytree(trained, "a")
+@pytest.mark.parametrize("arguments", ["base", "base base/nothing", "base --attempts 1 3"])
+def test_mistakes(arguments: str, told: Told) -> None:
     told(mingpt.refused(f"diff {arguments}"))
 
 

@@ -16,22 +16,13 @@ VERBS = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def test_each_verb_says_on_which_machine_the_run_is_and_a_folder_of_runs_which_one(told: Told) -> None:
     Path("runs/x").mkdir(parents=True)
     Marker("a" * 32, "node\x1b-b", 2, 1200).write("runs/x")
-    return Path("runs/x")
-
-
-def test_each_verb_says_on_which_machine_the_run_is(marker: Path, told: Told) -> None:
     said = {command: mingpt.refused(command) for command in VERBS}
     assert said == dict.fromkeys(VERBS, said[VERBS[0]])
     told(said[VERBS[0]])
-    assert [path.name for path in marker.iterdir()] == ["elsewhere.json"]
-
-
-def test_a_folder_of_runs_names_the_one_that_is_elsewhere(marker: Path, told: Told) -> None:
+    assert [path.name for path in Path("runs/x").iterdir()] == ["elsewhere.json"]
     told(mingpt.refused("log runs"))
 
 

@@ -14,18 +14,14 @@ from mingpt.snapshot.reader import read
 from mingpt.snapshot.retention import Retention
 from mingpt.snapshot.writer import SnapshotWriter
 from tests.kits.branch_kit import train
-from tests.kits.paths_kit import ROOT
 from tests.kits.run_kit import TIME_LIMIT
 from tests.kits.snapshot_kit import ALONE, PROVENANCE, save
 from tests.kits.told import Told
 from tests.kits.verb_kit import mingpt, store
 
 CACHE = "data.cache_dir=made"
-
-
-@pytest.fixture(autouse=True)
-def around(base: Path, outlived: None) -> None:
-    """A refusal in a world, which ends its process soon after, ends only the command."""
+# A refusal in a world, which ends its process soon after, ends only the command.
+pytestmark = pytest.mark.usefixtures("base", "outlived")
 
 
 @pytest.fixture
@@ -40,8 +36,6 @@ def test_the_figures_are_those_that_training_has_measured(text: Path) -> None:
     train(Path("run"), wide, Path("cache"))
     train(Path("all"), wide, Path("cache"), "train.eval_batches=0")
     assert read_metrics("all")[7]["val_loss"] == read_metrics("run")[7]["val_loss"]
-    page = " ".join((ROOT / "docs/workloads-evaluate-generate.md").read_text().split())
-    assert "the loss is, to the bit, what training logged at that step, if it took the whole split too" in page
     row, found = read_metrics("run")[7], mingpt.json(f"evaluate run@8 data.path={wide}")
     assert (found["step"], found["loss"]) == (8, row["val_loss"])  # to the bit
     assert (found["bits_per_byte"], found["perplexity"]) == (row["val_bits_per_byte"], math.exp(row["val_loss"]))
@@ -72,7 +66,7 @@ def test_the_mean_of_the_weights_takes_their_place_if_asked_for(place: str, text
     assert not Path("out/none").exists()
 
 
-def test_the_best_snapshot_is_exported_if_asked_for_and_hinted_at(base: Path) -> None:
+def test_the_best_snapshot_is_exported_if_asked_for_and_hinted_at() -> None:
     loaded = read(store("base"), 12)
     provenance = {key: getattr(loaded.manifest, key) for key in PROVENANCE}
     for step, val_loss in ((4, 1.0), (12, 2.0)):

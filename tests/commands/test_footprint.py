@@ -53,17 +53,6 @@ def test_settings_that_spare_memory_do() -> None:
     assert [bytes for name, bytes in parts.items() if "gradients" in name] == [4 * model.parameters, 0]
 
 
-def test_a_file_url_is_a_folder_and_no_bucket() -> None:
-    """The folder may be on one node's disk: what then travels to it is told, and its processes write all."""
-    model = look_at(configured(*SMALL))
-    path, url, bucket = (
-        footprint(configured(*SMALL, f"snapshot.dir={place}/run"), model, 4, 2)
-        for place in ("/x", "file:///x", "s3://x")
-    )
-    assert (url.network, url.snapshots) == (path.network, path.snapshots)
-    assert [bool(found.network) for found in (url, bucket)] == [True, False]
-
-
 def test_a_graph_keeps_the_memory_of_a_microbatch_beside_all_others() -> None:
     """32 samples by 4: of one process, three partial sums are there at most; of two, two each."""
     config = configured(*SMALL)
@@ -92,12 +81,14 @@ def test_a_graph_keeps_the_memory_of_a_microbatch_beside_all_others() -> None:
 
 
 def test_one_nodes_disk_gets_the_slices_of_the_others_and_sends_every_process_all() -> None:
-    """Two nodes of two processes. A bucket gets all from each."""
-    config, bucket = configured(*SMALL), configured(*SMALL, "run.dir=s3://bucket/run")
+    """Two nodes of two processes. A file's URL is a folder, too; a bucket gets all from each."""
+    config, url, bucket = (configured(*SMALL, f"run.dir={place}/run") for place in ("/x", "file:///x", "s3://x"))
     model = look_at(config)
     state = 3 * 4 * model.parameters  # weights and two moments
     quarter = -(-2 * 4 * model.parameters // 4)  # of the moments
-    sent, fetched = footprint(config, model, 4, 2).network.values()
+    found, of_url = (footprint(of, model, 4, 2) for of in (config, url))
+    assert (of_url.network, of_url.snapshots) == (found.network, found.snapshots)
+    sent, fetched = found.network.values()
     assert (sent, fetched) == (2 * quarter, 2 * state)
     whole = footprint(changed(config, "optimizer.shard", False), model, 4, 2).network
     assert [*whole.values()] == [0, 2 * state]

@@ -80,8 +80,7 @@ def test_changed_keys_and_data_need_no_resume_changed_and_the_history_has_them(t
     "arguments",
     [
         "base@9 new", "base@8 base", "base@8 new optimizer.lr=-1 optimiser.lr=1 train.max_step=3", "base@8 new/a=b",
-        "new@8 new2", "base@8 new run.dir=new/other", "base@8 base/snapshots", "base@8 base/snapshots/inner",
-        f"base@8 base/{STEP_8}",
+        "new@8 new2", "base@8 new run.dir=new/other", "base@8 base/snapshots",
     ],
 )  # fmt: skip
 def test_mistakes_are_told_and_nothing_is_made(arguments: str, tmp_path: Path, told: Told) -> None:
@@ -282,17 +281,13 @@ def test_a_fork_within_a_bucket_moves_no_part_and_is_whole_without_its_parent(
     assert verified("s3://runs/new", 8).digest == verified("base", 8).digest
 
 
-def flip(path: Path) -> None:
-    raw = path.read_bytes()
-    path.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
-
-
 def test_a_damaged_manifest_says_so_for_itself_in_the_log_of_many(base: Path) -> None:
     """One that was set aside, and one that was not."""
     shutil.copytree(base, "bad")
     mingpt("snapshots rewind bad@8")
-    flip(aside := next(Path("bad/snapshots/step-000000012").glob("set-aside-*")))
-    flip(Path("bad/snapshots/step-000000004/manifest.json"))
+    [aside] = Path("bad/snapshots/step-000000012").glob("set-aside-*")
+    for path in (aside, Path("bad/snapshots/step-000000004/manifest.json")):
+        path.write_text("{}")
     told = mingpt("log .")
     assert "run (./base): step 12, 1 attempt" in told
     assert f"step 12: DAMAGED, set aside as {aside.name}: manifest.json " in told
@@ -304,29 +299,3 @@ def test_a_damaged_manifest_says_so_for_itself_in_the_log_of_many(base: Path) ->
     assert "DAMAGED" not in mingpt("snapshots list .")  # its newest is good
     mingpt("snapshots prune bad --keep 1")  # what a rewind has set aside goes, readable or not
     assert not aside.exists()
-
-
-def test_a_run_that_is_refused_hides_no_other_one_of_its_folder(base: Path) -> None:
-    shutil.copytree(base, "bad")
-    shutil.move("bad/snapshots", "elsewhere")
-    Path("bad/snapshots").symlink_to(Path("elsewhere").resolve())
-    assert "finished" in mingpt("snapshots list .", code=1)
-    assert "bad/snapshots is a link" in mingpt.err
-    assert "can't be read" in mingpt("report . --out all.html")
-    assert "base" in Path("all.html").read_text()
-    assert "bad/snapshots is a link" in mingpt.err
-    assert "(./base): step 12" in mingpt("log .")
-    assert "bad/snapshots is a link" in mingpt.err
-
-
-def test_log_shows_the_other_runs_of_a_folder_where_one_is_unreadable(base: Path) -> None:
-    mingpt(f"log {base}")
-    shutil.copytree(base, "bad")
-    for ledger in Path("bad/ledger").iterdir():
-        ledger.unlink()
-        ledger.symlink_to("/etc/passwd")
-    assert "run (./base): step 12, 1 attempt" in mingpt("log .")
-    assert "bad/ledger" in mingpt.err
-    Path("empty").mkdir()
-    for folder in ("empty", "nowhere"):
-        mingpt.refused(f"log {folder}")

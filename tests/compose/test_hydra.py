@@ -71,8 +71,6 @@ def test_a_byte_order_mark_changes_no_config(own: Path) -> None:
     [
         ("-c job --resolve", "  path: https://***@host/x\n"),
         ("-c all --resolve", "    subdir: data.path-"),
-        ("--cfg hydra", "    dir: runs/sweep\n"),
-        ("--info searchpath", "/conf"),
         ("--info", "model/tiny"),
         ("-i defaults-tree", "experiment: mine"),
     ],

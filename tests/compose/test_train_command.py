@@ -5,9 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,6 +13,7 @@ from omegaconf import OmegaConf
 from mingpt.compose import compose
 from mingpt.compose.commandline import CommandLine
 from mingpt.compose.help import help_text
+from mingpt.config.keys import leaves
 from mingpt.config.validation import validate
 from mingpt.errors import UserError
 from tests.kits.config_kit import configured
@@ -23,7 +22,7 @@ from tests.kits.told import Told
 
 
 @pytest.mark.usefixtures("logging_as_before")
-def test_cfg_job_prints_the_config_and_leaves_nothing_behind(
+def test_cfg_job_prints_the_config_or_the_problem_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -32,15 +31,10 @@ def test_cfg_job_prints_the_config_and_leaves_nothing_behind(
     printed = capsys.readouterr().out
     assert "  dir: ${run.dir}/snapshots\n" in printed
     assert validate(OmegaConf.to_container(OmegaConf.create(printed), resolve=True)) == compose.configure(arguments)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^run\.dir"):
+        compose.printing(["--cfg", "job", "--resolve", "run.dir=${nope}"])
+    assert capsys.readouterr().out == ""
     assert [*tmp_path.iterdir()] == []
-
-
-def flat(section: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """All values of a config by their keys."""
-    found: dict[str, Any] = {}
-    for name, value in section.items():
-        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
-    return found
 
 
 def test_help_names_every_group_option_and_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +45,7 @@ def test_help_names_every_group_option_and_key_with_its_default(capsys: pytest.C
         [group] = re.findall(rf"^  {file.parent.name}/\n((?:    .*\n)+)", out, re.M)
         assert f"    {file.stem} " in group
     shown = dict(re.findall(r"^  ([a-z_0-9.]+) +\S.* \((\S*)\)$", out, re.M))
-    taken = flat(configured("model=modern", "data=random", "data.vocabulary=9").model_dump())
+    taken = dict(leaves(configured("model=modern", "data=random", "data.vocabulary=9").model_dump()))
     assert taken.keys() - shown.keys() == {"model.kind", "data.kind"}
     for key, default in shown.items():  # of model and data each kind has its own; ${…} is filled in by then
         if not key.startswith(("model.", "data.")) and "$" not in default:
@@ -60,21 +54,6 @@ def test_help_names_every_group_option_and_key_with_its_default(capsys: pytest.C
     assert " [exact | fast] (exact)\n" in out  # what a key takes
     of_kind = {kind: out.split(f"Keys of model.kind={kind} ")[1].split("\n\n")[0] for kind in ("gpt", "modern")}
     assert {kind: "  model.n_kv_head " in text for kind, text in of_kind.items()} == {"gpt": False, "modern": True}
-
-
-def test_an_unknown_flag_exits_64(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="64"):
-        compose.configure(["--nope"])
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n"), "--nope" in err) == ("", 1, True)
-
-
-def test_cfg_job_of_a_bad_command_line_tells_the_problem_and_prints_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(UserError, match=r"^run\.dir"):
-        compose.printing(["--cfg", "job", "--resolve", "run.dir=${nope}"])
-    assert capsys.readouterr().out == ""
 
 
 def test_a_terminal_that_lacks_a_character_is_told_all_the_rest() -> None:
@@ -88,8 +67,10 @@ def test_a_terminal_that_lacks_a_character_is_told_all_the_rest() -> None:
 def test_an_option_may_have_underscores_and_a_key_no_dashes(capsys: pytest.CaptureFixture[str], told: Told) -> None:
     line = CommandLine.of(["--config_name=mine", "seed=3"])
     assert (line.name, len(line.overrides)) == ("mine", 1)
-    for option in ("--learning_rate=1e-3", "--max_step=5", "--train.max_steps=5", "--nothing_like_it"):
+    for option in ("--learning_rate=1e-3", "--max_step=5", "--train.max_steps=5", "--nothing_like_it", "--nope"):
         with pytest.raises(SystemExit) as end:
-            CommandLine.of([option])
+            compose.configure([option])
         assert end.value.code == 64
-    told(capsys.readouterr().err)
+    out, err = capsys.readouterr()
+    assert out == ""
+    told(err)

@@ -16,7 +16,7 @@ from mingpt.files.storage import FETCHED
 from mingpt.prepare.corpora import CORPORA, DATASETS
 from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
-from tests.kits.config_kit import configured, problems
+from tests.kits.config_kit import problems
 from tests.kits.paths_kit import ROOT
 from tests.kits.told import Told
 
@@ -49,8 +49,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "reduce=exat",
         "train.max_steps=${oc.env:MAX}",
         # Combinations.
-        "model.n_head=5",
-        "batch.global_size=65",
         "batch.per_process_size=20",
         "world.device=mps",
         "batch.double_at=[4,2]",
@@ -58,7 +56,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "world.device=cpu world.backend=nccl",
         "schedule=wsd schedule.cooldown_steps=50 train.max_steps=10",
         # Groups, sections, interpolations, grammar.
-        "model=gpt3",
         "model=null",
         "=3",
         "run.dir=s3://b/d=1",
@@ -74,9 +71,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "track=wandb",
         "optimizer.lr=${oc.env:NOLR}",
         "learning_rate=1e-3",
-        "seed=1,2",
-        "hydra.run.dir=/x",
-        "data.cache_dir=${nope}",
         # Kinds of data: each has keys of its own.
         "data.kind=txt data.path=3 seed=-1",
         "data=shards data.path=x +data.tokens=char",
@@ -111,11 +105,6 @@ def test_a_bad_command_line_gives_exactly_its_problems(
 def test_an_argument_longer_than_a_files_name_is_no_file() -> None:
     (problem,) = problems("x" * 300)
     assert problem.endswith("is not an override: write key=value, group=option, +key=value or ~key")
-
-
-def test_as_many_processes_as_microbatches_are_not() -> None:
-    configured(world_size=4)
-    configured("batch.per_process_size=16", "batch.global_size=65", world_size=100)  # global_size is out of the game
 
 
 @pytest.mark.parametrize(
