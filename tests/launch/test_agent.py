@@ -15,7 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from mingpt.errors import CRASHED, STOPPED
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
-from mingpt.launch.newest import Newest, newest
+from mingpt.launch.newest import Newest, main, newest
 from mingpt.launch.watchdog import RendezvousWatchdog
 from mingpt.snapshot.elsewhere import Marker, remove_marker
 from mingpt.snapshot.store import Store
@@ -111,20 +111,6 @@ def test_only_attempts_in_a_row_without_a_new_snapshot_are_counted() -> None:
     assert ["2 of 3" in line for line in said] == [False] * 5 + [True]
 
 
-def test_an_agent_without_the_runs_disk_hears_of_the_steps_by_its_marker(tmp_path: Path) -> None:
-    """Two nodes with disks of their own: node a has the run, node b its marker. Neither gives up while it goes on."""
-    nodes = {name: configured(f"run.dir={tmp_path / name}", "snapshot.hot_every_steps=0") for name in "ab"}
-    agents = {name: an_agent(Answers(0), partial(newest, config)) for name, config in nodes.items()}
-    left: dict[str, list[int]] = {name: [] for name in "ab"}
-    for step in (0, 5, 9, 9, 9, 9):
-        if step > max(Store(nodes["a"].snapshot.dir).steps(), default=0):
-            save(Store(nodes["a"].snapshot.dir), step)
-        Marker("a" * 32, "a", 1, step).write(nodes["b"].run.dir)
-        for name, own in agents.items():
-            left[name].append(crash(own))
-    assert left["a"] == left["b"] == [2, 3, 3, 2, 1, 0]
-
-
 @pytest.mark.parametrize("elsewhere", [True, False], ids=["a stale copy is here", "resume.anew=true"])
 def test_the_steps_of_the_run_are_progress_though_this_node_had_higher_ones(elsewhere: bool, tmp_path: Path) -> None:
     """Of a copy from before a rewind, or of a lost run whose marker says so, as the agent finds it at its start."""
@@ -152,3 +138,13 @@ def test_there_and_back_without_a_new_step_is_no_progress() -> None:
     places = iter([here, there, here, there, here, here])
     own = an_agent(Answers(0), lambda: next(places))
     assert [crash(own) for _ in range(5)] == [3, 2, 1, 0, 0]  # the other's disk counts once
+
+
+def test_a_job_of_slurms_is_told_the_newest_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m mingpt.launch.newest`, before and after it trains."""
+    assert main(["--nproc-per-node=2", f"run.dir={tmp_path}/run"]) == 0
+    assert capsys.readouterr().out == "0\n"
+    (tmp_path / "run").mkdir()
+    Marker("a" * 32, "another-node", 1, 40).write(f"{tmp_path}/run")
+    assert main([f"run.dir={tmp_path}/run"]) == 0
+    assert capsys.readouterr().out == "40\n"
