@@ -60,7 +60,7 @@ def dies(arguments: list[str]) -> None:
 
 
 @slow
-@pytest.mark.parametrize("own", ["", "Lion", "Adafactor"])  # by slice, and by owner
+@pytest.mark.parametrize("own", ["", "Adafactor"])  # by slice, and by owner
 def test_a_process_that_dies_between_update_and_gather_leaves_no_trace(
     new_run: NewRun, undisturbed: NewRun, own: str
 ) -> None:

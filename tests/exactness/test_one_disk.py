@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +83,15 @@ def resumed(ended: Ended) -> list[int]:
     return [int(step) for step in re.findall(r"resumed from step (\d+) of ", ended.output)]
 
 
-def only_marker(machine: Machine) -> bool:
-    return [*machine.files()] == [MARKER]
+def only_marker(machine: Machine) -> Any:
+    """What the only file on a machine's disk says."""
+    assert [*machine.files()] == [MARKER]
+    return marker(machine)
+
+
+def told(of: Machine, attempt: int, step: int) -> dict[str, Any]:
+    """What a marker says of the machine that has the run."""
+    return {"run": id_of(of), "host": of.name, "attempt": attempt, "step": step}
 
 
 @pytest.mark.example
@@ -93,8 +102,7 @@ def test_all_files_are_the_heads(four: list[Machine], run: Run, undisturbed: New
     ended = finished([(bob, 1), (ada, 2)], run, head=ada)
     # Parts, claims, journal, metrics, config.yaml, run-id.
     assert files(ada.disk) == [f"{RUN}/{name}" for name in files(Path(alone.dir))]
-    assert only_marker(bob)
-    assert marker(bob) == {"run": id_of(ada), "host": "ada", "attempt": 1, "step": 12}
+    assert only_marker(bob) == told(ada, 1, 12)
     opened = {line.removeprefix(OPENED) for line in ended.said["bob"].splitlines() if line.startswith(OPENED)}
     assert opened == {RUN, f"{RUN}/.probe-*", ".elsewhere.json.*.tmp"}  # nor does it read anything
     assert ada.digests() == digests(alone)
@@ -104,31 +112,21 @@ def test_all_files_are_the_heads(four: list[Machine], run: Run, undisturbed: New
     assert mingpt.json("snapshots show", alone.dir)["history"][0].get("disk") is None
 
 
-def test_the_machine_with_the_run_is_a_worker_node_now(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
+def test_nodes_come_and_go_and_the_machine_with_the_run_is_a_worker_node_now(
+    four: list[Machine], run: Run, expected: dict[int, str]
+) -> None:
     """torchrun, and SkyPilot's head, say otherwise: whole nodes are moved, so that sums still travel in two hops."""
-    ada, bob, *_ = four
-    run.overrides = (*run.overrides, "snapshot.verify_after_write=true")
+    ada, bob, cyd, _ = four
+    run.overrides = (*run.overrides, "snapshot.verify_after_write=true", "snapshot.asynchronous=true")
     finished([(ada, 1)], run, until(4))
-    ended = finished([(bob, 2), (ada, 2)], run, head=bob)
+    ended = finished([(bob, 2), (ada, 2)], run, until(8), head=bob)
     assert resumed(ended) == [4]
     said = {name: sorted(line for line in text.splitlines() if "as rank" in line) for name, text in ended.said.items()}
     ranks = {"ada": (0, 1), "bob": (2, 3)}
     assert said == {name: [SHAPE.format(rank=r, shape=(2, 2)) for r in those] for name, those in ranks.items()}
-    assert ada.digests() == expected
-    assert only_marker(bob)
-    assert marker(bob) == {"run": id_of(ada), "host": "ada", "attempt": 2, "step": 12}
-
-
-def test_a_node_more_and_a_node_fewer(four: list[Machine], run: Run, expected: dict[int, str]) -> None:
-    ada, bob, cyd, _ = four
-    run.overrides = (*run.overrides, "snapshot.asynchronous=true")
-    finished([(ada, 1), (bob, 1)], run, until(4))
-    assert resumed(finished([(cyd, 1), (bob, 1), (ada, 1)], run, until(8))) == [4]
     assert resumed(finished([(cyd, 1), (ada, 1)], run)) == [8]
     assert ada.digests() == expected
-    assert [only_marker(machine) for machine in (bob, cyd)] == [True, True]
-    one = {"run": id_of(ada), "host": "ada"}
-    assert [marker(bob), marker(cyd)] == [one | {"attempt": 2, "step": 8}, one | {"attempt": 3, "step": 12}]
+    assert [only_marker(bob), only_marker(cyd)] == [told(ada, 2, 8), told(ada, 3, 12)]
 
 
 def killed(nodes: Nodes, run: Run, step: int) -> None:
@@ -142,9 +140,7 @@ def test_without_the_machine_that_has_it(four: list[Machine], run: Run, expected
     """No second run begins silently, and what the others have in memory, perhaps the only copies, stays."""
     ada, bob, cyd, _ = four
     killed([(ada, 1), (bob, 1)], run, 6)
-    assert only_marker(bob)
-    first = id_of(ada)
-    assert marker(bob) == {"run": first, "host": "ada", "attempt": 1, "step": 4}
+    assert only_marker(bob) == told(ada, 1, 4)
     in_memory = bob.hot_files()
     ended = refused([(cyd, 1), (bob, 1)], run, HOT)
     assert re.search(rf"error: .*run\.dir={RUN}\b.*\bada\b.*\bstep 4\b.*\bbob\b.*\bstep 6\b", ended.output), (
@@ -155,9 +151,8 @@ def test_without_the_machine_that_has_it(four: list[Machine], run: Run, expected
     refused([(bob, 1)], run, HOT)  # nor alone
 
     assert resumed(finished([(cyd, 1), (bob, 1)], run, HOT, "resume.anew=true")) == []
-    assert only_marker(bob)
-    assert id_of(cyd) not in (None, first)
-    assert marker(bob) == {"run": id_of(cyd), "host": "cyd", "attempt": 1, "step": 12}
+    assert id_of(cyd) not in (None, id_of(ada))
+    assert only_marker(bob) == told(cyd, 1, 12)
     assert cyd.digests() == expected
     assert bob.hot_files() == in_memory
 
@@ -175,7 +170,7 @@ def test_the_machine_with_the_run_is_lost_at_once(four: list[Machine], run: Run)
         (machine.disk / "lost.py").write_text("import os\ndef lost(**settings): os.kill(os.getpid(), 9)\n")
     ended = train([(bob, 1), (ada, 1)], run.arguments("observers=[{_target_: lost.lost}]"))
     assert ended.codes == [[70], [-9]], ended.output
-    assert marker(bob) == {"run": id_of(ada), "host": "ada", "attempt": 2, "step": 4}
+    assert marker(bob) == told(ada, 2, 4)
     refused([(bob, 1)], run)
 
 
@@ -221,8 +216,7 @@ def test_the_newest_claim_decides(four: list[Machine], run: Run, expected: dict[
     assert resumed(ended) == [4]
     assert ada.digests() == expected
     assert {name: raw for name, raw in bob.files().items() if name != MARKER} == old
-    one = {"run": id_of(ada), "host": ada.name, "attempt": 4, "step": 12}
-    assert [marker(bob), marker(cyd)] == [one, one]
+    assert [marker(bob), marker(cyd)] == [told(ada, 4, 12)] * 2
     refused([(bob, 1), (cyd, 1)], run, until(16))
 
 
@@ -236,27 +230,26 @@ def test_two_of_three_share_a_disk(four: list[Machine], run: Run, expected: dict
     assert resumed(ended) == [4]
     assert bob.digests() == expected
     assert MARKER not in bob.files()
-    one = {"run": id_of(bob), "host": "bob", "attempt": 2, "step": 12}
-    assert [marker(cyd), marker(dan)] == [one, one]
-    assert [only_marker(cyd), only_marker(dan)] == [True, True]
+    assert [only_marker(cyd), only_marker(dan)] == [told(bob, 2, 12)] * 2
 
 
-@pytest.mark.nightly
 def test_snapshots_that_all_see(four: list[Machine], run: Run, tmp_path: Path, expected: dict[int, str]) -> None:
-    """All write them, and their claims are on one disk."""
+    """All write them, their claims are on one disk, and they survive that (docs/snapshots.md)."""
     ada, bob, *_ = four
     bob.umask = 0o027
     there = Store(f"{tmp_path}/snapshots")
     run.overrides = (*run.overrides, f"snapshot.dir={there.url}")
     finished([(ada, 1), (bob, 1)], run, until(4))
     assert {path.stat().st_mode & 0o777 for path in Path(there.root).rglob("*.safetensors")} == {0o644, 0o640}
-    assert resumed(finished([(bob, 1), (ada, 1)], run)) == [4]
-    assert {step: read(there, step).manifest.digest for step in there.steps()} == expected
+    assert resumed(finished([(bob, 1), (ada, 1)], run, until(8))) == [4]
     assert only_marker(bob)
     assert sorted(name for name in ada.files() if "/attempts/" in name) == [
         f"{RUN}/attempts/00001.json", f"{RUN}/attempts/00002.json",
     ]  # fmt: skip
-    refused([(bob, 1)], run, until(16))
+    found = {step: read(there, step).manifest.digest for step in there.steps()}
+    refused([(bob, 1)], run)
+    assert resumed(finished([(bob, 1)], run, "resume.anew=true")) == [8]
+    assert found | {12: read(there, 12).manifest.digest} == expected
 
 
 @pytest.mark.nightly
@@ -273,3 +266,61 @@ def test_a_damaged_snapshot(four: list[Machine], run: Run, expected: dict[int, s
     assert ended.output.count("DAMAGED SNAPSHOT") == ended.said["ada"].count("DAMAGED SNAPSHOT") == 1
     assert ada.digests() == expected
     assert only_marker(bob)
+
+
+# --- odd places and odd nodes: read-only ones, links, two starts at once ---
+
+
+def on(machine: Machine, *command: str) -> None:
+    subprocess.run([*machine.enter(), *command], check=True)
+
+
+def test_read_only_workers(four: list[Machine], run: Run) -> None:
+    """One with a disk of its own, and one of two that share a disk."""
+    ada, bob, cyd, _ = four
+    bob.disk = ada.disk
+    for machine in (ada, cyd):
+        (machine.disk / RUN).mkdir(parents=True)
+        on(machine, "mount", "--bind", RUN, RUN)
+        on(machine, "mount", "-o", "remount,ro,bind", RUN)
+    finished([(cyd, 1), (ada, 1), (bob, 1)], run)
+    assert [*cyd.files()] == []
+
+
+# run.dir, another setting, and where it is on a machine's disk.
+PLACES = [
+    ("file://{disk}/url", "", "own/url"),
+    ("runs/link", "", "real/target"),
+    (RUN, "snapshot.dir=scratch/snaps", RUN),
+    *(
+        pytest.param(place, "", there, marks=pytest.mark.nightly)
+        for place, there in (("runs/../x", "x"), ("{disk}/abs", "own/abs"), ("link/x", "real/x"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("run_dir", "setting", "there"), PLACES)
+def test_odd_places(run_dir: str, setting: str, there: str, four: list[Machine], text: Path, cache: Path) -> None:
+    ada, bob, *_ = four
+    # An absolute path is another place on each machine
+    here = ada.disk.parent / "mnt"
+    here.mkdir()
+    for machine in (ada, bob):
+        (machine.disk / "real/target").mkdir(parents=True)
+        (machine.disk / "runs").mkdir()
+        (machine.disk / "link").symlink_to("real")
+        (machine.disk / "runs/link").symlink_to("../real/target")
+        (machine.disk / "own").mkdir()
+        on(machine, "mount", "--bind", str(machine.disk / "own"), str(here))
+    run = Run(run_dir.format(disk=here), text, cache, (*SHORT, *setting.split()))
+    finished([(ada, 1), (bob, 1)], run, until(4))
+    assert resumed(finished([(bob, 1), (ada, 1)], run)) == [4]
+    assert [*bob.files()] == [f"{there}/elsewhere.json"]
+
+
+def test_two_jobs_at_once(four: list[Machine], run: Run) -> None:
+    ada, bob, *_ = four
+    with ThreadPoolExecutor(2) as pool:
+        both = [*pool.map(lambda _: train([(ada, 1), (bob, 1)], run.arguments(until(150))), range(2))]
+    assert only_marker(bob)
+    assert sorted(code for ended in both for (code,) in ended.codes) == [0, 0, 64, 64], both

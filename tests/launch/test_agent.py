@@ -15,7 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from mingpt.errors import CRASHED, STOPPED
 from mingpt.launch import agent
 from mingpt.launch.ending import Ending
-from mingpt.launch.newest import Newest, newest
+from mingpt.launch.newest import Newest, main, newest
 from mingpt.launch.watchdog import RendezvousWatchdog
 from mingpt.snapshot.elsewhere import Marker, remove_marker
 from mingpt.snapshot.store import Store
@@ -96,32 +96,19 @@ def test_the_end_of_the_store_is_no_error_once_the_workers_have_finished(
     assert caplog.text == ""
 
 
+def crash(own: agent.Agent) -> int:
+    """The restarts that are left after an attempt that has crashed; torch's loop then takes one."""
+    own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
+    left: int = own._remaining_restarts
+    own._remaining_restarts = max(0, left - 1)
+    return left
+
+
 def test_only_attempts_in_a_row_without_a_new_snapshot_are_counted() -> None:
-    said, steps = list[str](), [0]
-    own = an_agent(Answers(0), lambda: Newest(steps[0]), said.append)
-    counts = []
-    for steps[0] in (0, 5, 5, 9, 9, 9, 9):
-        own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
-        counts.append(own._remaining_restarts)
-        own._remaining_restarts = max(0, counts[-1] - 1)  # as torch's loop does
-    assert counts == [2, 3, 2, 3, 2, 1, 0]
+    said, steps = list[str](), iter((0, 0, 5, 5, 9, 9, 9, 9))  # the first: as the agent starts
+    own = an_agent(Answers(0), lambda: Newest(next(steps)), said.append)
+    assert [crash(own) for _ in range(7)] == [2, 3, 2, 3, 2, 1, 0]
     assert ["2 of 3" in line for line in said] == [False] * 5 + [True]
-
-
-def test_an_agent_without_the_runs_disk_hears_of_the_steps_by_its_marker(tmp_path: Path) -> None:
-    """Two nodes with disks of their own: node a has the run, node b its marker. Neither gives up while it goes on."""
-    nodes = {name: configured(f"run.dir={tmp_path / name}", "snapshot.hot_every_steps=0") for name in "ab"}
-    agents = {name: an_agent(Answers(0), partial(newest, config)) for name, config in nodes.items()}
-    left: dict[str, list[int]] = {name: [] for name in "ab"}
-    for step in (0, 5, 9, 9, 9, 9):
-        if step > max(Store(nodes["a"].snapshot.dir).steps(), default=0):
-            save(Store(nodes["a"].snapshot.dir), step)
-        Marker("a" * 32, "a", 1, step).write(nodes["b"].run.dir)
-        for name, own in agents.items():
-            own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
-            left[name].append(own._remaining_restarts)
-            own._remaining_restarts = max(0, left[name][-1] - 1)
-    assert left["a"] == left["b"] == [2, 3, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("elsewhere", [True, False], ids=["a stale copy is here", "resume.anew=true"])
@@ -141,20 +128,23 @@ def test_the_steps_of_the_run_are_progress_though_this_node_had_higher_ones(else
             Marker("b" * 32, "b", 2, step).write(config.run.dir)
         else:
             save(store, step)
-        own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
-        left.append(own._remaining_restarts)
-        own._remaining_restarts = max(0, left[-1] - 1)
+        left.append(crash(own))
     assert left == [3, 3, 3]
 
 
 def test_there_and_back_without_a_new_step_is_no_progress() -> None:
     """This node has a copy of a run that another's disk has, too, and the two change places in each attempt."""
     here, there = Newest(100), Newest(50, "ada")
-    places = iter([here, there, here, there, here, here])  # the first: as the agent starts
+    places = iter([here, there, here, there, here, here])
     own = an_agent(Answers(0), lambda: next(places))
-    left = []
-    for _ in range(5):
-        own._set_remaining_restarts(Ending([CRASHED], ["process 0: killed"]))
-        left.append(own._remaining_restarts)
-        own._remaining_restarts = max(0, left[-1] - 1)
-    assert left == [3, 2, 1, 0, 0]  # the other's disk counts once
+    assert [crash(own) for _ in range(5)] == [3, 2, 1, 0, 0]  # the other's disk counts once
+
+
+def test_a_job_of_slurms_is_told_the_newest_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m mingpt.launch.newest`, before and after it trains."""
+    assert main(["--nproc-per-node=2", f"run.dir={tmp_path}/run"]) == 0
+    assert capsys.readouterr().out == "0\n"
+    (tmp_path / "run").mkdir()
+    Marker("a" * 32, "another-node", 1, 40).write(f"{tmp_path}/run")
+    assert main([f"run.dir={tmp_path}/run"]) == 0
+    assert capsys.readouterr().out == "40\n"

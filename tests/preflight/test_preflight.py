@@ -1,10 +1,13 @@
-"""Two hosts, good or broken in one way: preflight names what is wrong, where, and what to do, and always ends."""
+"""Two hosts, good or broken in one way: preflight names what is wrong, where, and what to do, and always ends.
+
+Which network NCCL takes is read from lines that others' machines have printed, and told for each of two hosts.
+"""
 
 import json
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,12 @@ from mingpt.preflight import compare, messages
 from mingpt.preflight.finding import Finding, exit_code, findings_of
 from mingpt.preflight.helper import Unreached
 from mingpt.preflight.machine import source_sha256
+from mingpt.preflight.meeting import NETWORK
 from mingpt.snapshot.elsewhere import Marker
-from tests.kits.net_kit import Net, hosts, needs_hosts
+from tests.kits.net_kit import LIMIT, Net, hosts, needs_hosts
 from tests.kits.report_kit import Made
 from tests.kits.store_kit import HIDDEN, Stores
 from tests.kits.told import Told
-
-LIMIT = 300  # seconds
 
 
 def shown(output: str) -> list[str]:
@@ -38,11 +40,11 @@ class Nodes:
         self.net, self.folder, self.run_dir = net, folder, folder / "run"
         self.on: Sequence[str] = ("a", "b")
 
-    def check(self) -> dict[str, tuple[int, str]]:
-        """The exit code and the output of preflight on each host."""
-        common = ["--nnodes=2", "--rdzv-endpoint=a:29500", "--seconds=20", f"run.dir={self.run_dir}", "--json"]
+    def check(self, *options: str, env: Mapping[str, Mapping[str, str]] = {}) -> dict[str, tuple[int, str]]:
+        """The exit code and the output of preflight on each host. env: of each, what it has more."""
+        common = ["--nnodes=2", "--rdzv-endpoint=a:29500", f"run.dir={self.run_dir}", *options]
         command = [sys.executable, "-m", "mingpt.preflight", *common]
-        started = {host: self.net.popen(host, command) for host in self.on}
+        started = {host: self.net.popen(host, command, env.get(host)) for host in self.on}
         outputs = {host: process.communicate(timeout=LIMIT)[0] for host, process in started.items()}
         return {host: (process.returncode, outputs[host]) for host, process in started.items()}
 
@@ -95,7 +97,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 @pytest.mark.parametrize("fault", [*FAULTS, *(pytest.param(name, marks=pytest.mark.nightly) for name in MORE)])
 def test_each_fault_is_told_on_each_host(fault: str, nodes: Nodes, told: Told) -> None:
     (FAULTS | MORE)[fault](nodes)
-    done = nodes.check()
+    done = nodes.check("--seconds=20", "--json")
     text = "".join(
         f"{h}, exit code {code}:\n"
         + "\n".join([*(n for n in json.loads(out)["notes"] if "disk" in n), *shown(out), ""])
@@ -190,3 +192,91 @@ def test_exit_codes() -> None:
     assert exit_code([unreachable, problem]) == 64
     [finding] = findings_of(UserError("run.dir=x: denied: ask"), "a", "run.dir")
     assert str(finding) == "problem on a (run.dir): run.dir=x: denied: ask"
+
+
+# --- which network NCCL takes: there is no GPU here, so NCCL and its log are the stand-in ---
+
+# Of public logs, with NCCL_DEBUG=INFO; the lines before and after them say nothing about networks.
+DGX = "dgxh100-4:460770:460842 [0] NCCL INFO"
+ROCE = f"""{DGX} Bootstrap : Using enp220s0np0:11.1.128.136<0>
+{DGX} NET/IB : Using [0]mlx5_10:1/RoCE [1]mlx5_11:1/RoCE [RO]; OOB enp220s0np0:11.1.128.136<0>
+{DGX} Using non-device net plugin version 0
+{DGX} Using network IB"""  # 2.19.3, github.com/NVIDIA/nccl-tests/issues/185
+NO_VERBS = """GENOA-06:4766:4780 [0] NCCL INFO Failed to open libibverbs.so[.1]
+GENOA-06:4766:4780 [0] NCCL INFO NET/Socket : Using [0]enp227s0f0:192.168.1.250<0>
+GENOA-06:4766:4780 [0] NCCL INFO PROFILER/Plugin: Could not find: libnccl-profiler.so.
+GENOA-06:4766:4780 [0] NCCL INFO Using network Socket"""  # 2.25.1
+NO_DEVICE = """llama-3-8b-node-0-0:152:386 [0] NCCL INFO NET/IB : No device found.
+llama-3-8b-node-0-0:152:386 [0] NCCL INFO NET/IB : Using [RO]; OOB eth0:10.0.4.51<0>
+llama-3-8b-node-0-0:152:386 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to ^docker0,lo
+llama-3-8b-node-0-0:152:386 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.4.51<0>
+llama-3-8b-node-0-0:152:386 [0] NCCL INFO Initialized NET plugin Socket
+llama-3-8b-node-0-0:152:386 [0] NCCL INFO Assigned NET plugin Socket to comm
+llama-3-8b-node-0-0:152:386 [0] NCCL INFO Using network Socket"""  # 2.27
+EFA = """8h200-3:6310:6318 [0] NCCL INFO NET/OFI Selected Provider is efa (found 16 nics)
+8h200-3:6310:6318 [0] NCCL INFO NET/OFI NIC group 0 device #0 0000:56:00.0
+8h200-3:6310:6318 [0] NCCL INFO NET/OFI Creating one domain per process
+8h200-3:6310:6318 [0] NCCL INFO Using network Libfabric"""  # github.com/NVIDIA/nccl/issues/1597
+
+
+@pytest.mark.parametrize(
+    ("log", "lines"),
+    [
+        (
+            ROCE,
+            [
+                "NET/IB : Using [0]mlx5_10:1/RoCE [1]mlx5_11:1/RoCE [RO]; OOB enp220s0np0:11.1.128.136<0>",
+                "Using network IB",
+            ],
+        ),
+        (
+            NO_VERBS,
+            [
+                "Failed to open libibverbs.so[.1]",
+                "NET/Socket : Using [0]enp227s0f0:192.168.1.250<0>",
+                "Using network Socket",
+            ],
+        ),
+        (NO_DEVICE, ["NET/Socket : Using [0]eth0:10.0.4.51<0>", "Using network Socket"]),
+        (EFA, ["NET/OFI Selected Provider is efa (found 16 nics)", "Using network Libfabric"]),
+    ],
+)
+def test_what_nccl_says_of_networks(log: str, lines: list[str]) -> None:
+    assert NETWORK.findall(log) == lines
+
+
+# In place of CUDA and NCCL, in the helpers: gloo carries the bytes, and LOG is what NCCL writes.
+STAND_IN = """
+import os, sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    import torch, torch.distributed as dist
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.get_device_name = lambda index: "NVIDIA H100"
+    torch.cuda.nccl.version = lambda: (2, 29, 7)
+    zeros, new_group = torch.zeros, dist.new_group
+    torch.zeros = lambda *sizes, device="cpu": zeros(min(*sizes, 99), device="cpu")
+    def group(backend):
+        assert (backend, os.environ["NCCL_DEBUG"]) == ("nccl", "INFO")
+        if not os.environ["LOG"]:
+            raise RuntimeError("NCCL error: unhandled system error\\nLast error: none")
+        with open(os.environ["NCCL_DEBUG_FILE"], "w") as file:
+            file.write(os.environ["LOG"])
+        return new_group(backend="gloo")
+    dist.new_group = group
+"""
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_each_hosts_network_is_told(broken: bool, nodes: Nodes, tmp_path: Path, told: Told) -> None:
+    """Host b has a device that NCCL does not take; or NCCL fails there."""
+    (tmp_path / "sitecustomize.py").write_text(STAND_IN)
+    nodes.net.run("b", ["sh", "-c", "mount -t tmpfs tmpfs /sys/class; mkdir -p /sys/class/infiniband/mlx5_0"])
+    logs = {"a": ROCE, "b": "" if broken else NO_VERBS}
+    env = {host: {"PYTHONPATH": str(tmp_path), "LOG": log} for host, log in logs.items()}
+    done = nodes.check("--seconds=60", env=env)
+    assert [code for code, _ in done.values()] == [0, 0], done
+    lines = [line for _, output in done.values() for line in output.splitlines() if "NCCL" in line]
+    told([line for line in lines if "sets" not in line], *(line.split()[3] for line in lines if " GB/s " in line))

@@ -1,6 +1,7 @@
 """What a store is not trusted with: to answer, to keep the bytes, to hand over whole files, to drop old uploads."""
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,6 +21,9 @@ from mingpt.tiers.hot import run_id
 from tests.kits.snapshot_kit import equal, read_newest, save, state_of
 from tests.kits.store_kit import BUCKET, Stores
 
+Handed = Callable[[str, bytes], bytes]
+Spoil = Callable[[Any, Handed], None]
+
 
 @pytest.fixture
 def store() -> Store:
@@ -27,6 +31,28 @@ def store() -> Store:
     store = Store(f"memory://{uuid4().hex}")
     save(store, 1)
     return store
+
+
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Spoil:
+    """Has a store hand over what this makes of a file's path and bytes."""
+
+    def spoil(fs: Any, handed: Handed) -> None:
+        real = fs.cat_file
+        monkeypatch.setattr(fs, "cat_file", lambda path, *range, **named: handed(path, real(path, *range, **named)))
+
+    return spoil
+
+
+def failing(part: str) -> Handed:
+    """What hands over all files but those with this in their path."""
+
+    def handed(path: str, content: bytes) -> bytes:
+        if part in path:
+            raise OSError("503")
+        return content
+
+    return handed
 
 
 def test_a_server_that_accepts_and_never_answers_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,31 +98,19 @@ def test_a_byte_flipped_on_the_way_is_seen_at_once_where_parts_are_read_back(
         read(store, 3)
 
 
-def test_a_download_that_was_cut_off_is_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_that_was_cut_off_is_no_damage(store: Store, spoil: Spoil) -> None:
     """The file may be whole: it is not set aside, and the next try may have it."""
-    real = store.fs.cat_file
-    monkeypatch.setattr(
-        store.fs,
-        "cat_file",
-        lambda path, *range, **named: real(path, *range, **named)[: None if "json" in path else -1],
-    )
+    spoil(store.fs, lambda path, content: content[: None if "json" in path else -1])
     with pytest.raises(TransientError, match=r"snapshot\.dir=memory://.*: \d+ bytes"):
         read(store, 1)
 
 
 def test_a_file_that_alone_cant_be_had_is_named_and_older_ones_are_taken(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Store, spoil: Spoil, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(localfile, "PAUSES", (0, 0))
     save(store, 2)
-    real = store.fs.cat_file
-
-    def broken(path: str, *range: Any, **named: Any) -> Any:
-        if "step-000000002/model" in path:
-            raise OSError("500")
-        return real(path, *range, **named)
-
-    monkeypatch.setattr(store.fs, "cat_file", broken)
+    spoil(store.fs, failing("step-000000002/model"))
     assert cli.run("snapshots", ["verify", store.url]) == 1
     bad, good = capsys.readouterr().out.splitlines()
     assert bad.startswith(f"step 2: DAMAGED: {store.url}/step-000000002: URL={store.url}: step-000000002/model-00001-")
@@ -107,42 +121,34 @@ def test_a_file_that_alone_cant_be_had_is_named_and_older_ones_are_taken(
     assert [line[:28] for line in said] == ["UNREADABLE SNAPSHOT of step "]
 
 
-def test_a_bit_that_flips_once_on_the_way_damages_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bit_that_flips_once_on_the_way_damages_nothing(store: Store, spoil: Spoil) -> None:
     """Of each file, the first time; no client sees it."""
-    real, seen = store.fs.cat_file, set[str]()
+    seen = set[str]()
 
-    def unreliable(path: str, *range: Any, **named: Any) -> bytes:
-        content: bytes = real(path, *range, **named)
+    def flipped(path: str, content: bytes) -> bytes:
         if path in seen:
             return content
         seen.add(path)
         return content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
 
-    monkeypatch.setattr(store.fs, "cat_file", unreliable)
+    spoil(store.fs, flipped)
     assert equal(read(store, 1).state, state_of(1))
     seen.clear()
     assert verify(store, 1).step == 1
 
 
 def test_a_claim_that_cant_be_had_is_left_out_with_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spoil: Spoil, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(localfile, "PAUSES", (0, 0))
     url = f"memory://{uuid4().hex}"
     for _ in range(3):
         Attempt.claim(url, 0, None)
     fs = Store(url).fs
-    real = fs.cat_file
-
-    def broken(path: str, *range: Any, **named: Any) -> Any:
-        if "00002" in path:
-            raise OSError("503")
-        return real(path, *range, **named)
-
-    monkeypatch.setattr(fs, "cat_file", broken)
+    spoil(fs, failing("00002"))
     assert [*records(url)] == [1, 3]
     assert capsys.readouterr().err.startswith(f"run.dir={url}: attempts/00002.json: others in there can be read: 503: ")
-    monkeypatch.setattr(fs, "cat_file", lambda *_, **__: broken("00002"))  # none can be had
+    spoil(fs, failing(""))  # none can be had
     with pytest.raises(TransientError):
         records(url)
 

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from mingpt.world import notice
 from tests.kits.fault_kit import STEPS, at_step, finish, launch
 from tests.kits.node_kit import Node, free_port, pending, wait_until
 from tests.kits.run_kit import NewRun
+from tests.kits.web_kit import Quiet, serving
 
 
 def events(*names: str) -> str:
@@ -32,37 +33,28 @@ ANSWERS: dict[str, tuple[str, str, str | None, str]] = {
 }  # fmt: skip
 
 
-class Metadata(ThreadingHTTPServer):
-    taken = False  # the machine is to be taken away
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-class Answers(BaseHTTPRequestHandler):
-    server: Metadata
-
-    def do_GET(self) -> None:
-        header, value, before, after = ANSWERS[f"{self.command} {self.path.partition('?')[0]}"]
-        text = after if self.server.taken else before
-        self.send_response(401 if self.headers[header] != value else 404 if text is None else 200)
-        self.send_header("Content-Length", str(len(text or "")))
-        self.end_headers()
-        self.wfile.write((text or "").encode())
-
-    do_PUT = do_GET
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+@dataclass
+class Metadata:
+    url: str = ""
+    taken: bool = False  # the machine is to be taken away
 
 
 @pytest.fixture
 def metadata() -> Iterator[Metadata]:
-    with Metadata() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+    found = Metadata()
+
+    class Answers(Quiet):
+        def do_GET(self) -> None:
+            header, value, before, after = ANSWERS[f"{self.command} {self.path.partition('?')[0]}"]
+            text = after if found.taken else before
+            self.send_response(401 if self.headers[header] != value else 404 if text is None else 200)
+            self.end_headers()
+            self.wfile.write((text or "").encode())
+
+        do_PUT = do_GET
+
+    with serving(Answers) as found.url:
+        yield found
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])

@@ -10,20 +10,17 @@ import pytest
 
 from mingpt.world.peers import GRACE_SECONDS
 from tests.kits.node_kit import Node, free_port, wait_until
-from tests.kits.own_kit import OwnRun, own_run
+from tests.kits.own_kit import own_run
 
 WORLD = 3
 
 
-def started(run: OwnRun) -> list[Node]:
-    """The processes of a run without a launcher, which would end the others itself."""
-    common = {**run.env, "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [Node(run.command(1), {**common, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(WORLD)]
-
-
 @pytest.mark.slow
 def test_processes_that_wait_for_their_device_end_soon_after_another_one(tmp_path: Path) -> None:
-    nodes = started(own_run(tmp_path / "run", "Sleeping"))
+    """Without a launcher, which would end the others itself."""
+    run = own_run(tmp_path / "run", "Sleeping")
+    common = {**run.env, "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    nodes = [Node(run.command(1), {**common, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(WORLD)]
     try:
         asleep = lambda node: "asleep" in node.output or node.process.poll() is not None  # noqa: E731
         wait_until(lambda: all(map(asleep, nodes)), "all are asleep")
