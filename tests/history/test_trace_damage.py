@@ -31,25 +31,13 @@ def flipped(found: Records) -> Records:
     return found
 
 
-def in_place(due: int, there: int) -> str:
-    return f"in place of step {due:,} it has step {there:,}"
-
-
-def missing(due: int) -> str:
-    return f"step {due:,} and those after it are missing"
-
-
 DAMAGED: list[tuple[str, int, Callable[[Records], Records], str]] = [
-    ("a hole", 2, lambda found: np.delete(found, 3), in_place(14, 15)),
-    ("a hole at the beginning", 2, lambda found: found[1:], in_place(11, 12)),
-    ("twice", 2, lambda found: np.insert(found, 3, found[3]), in_place(15, 14)),
-    ("the whole twice", 2, lambda found: np.concatenate([found, found]), in_place(21, 11)),
-    ("another order", 2, lambda found: found[[0, 1, 2, 4, 3, *range(5, 10)]], in_place(14, 15)),
-    ("a flipped bit", 2, flipped, in_place(14, 14 + 4096)),
-    ("a flipped bit in the newest", 3, flipped, in_place(24, 24 + 4096)),
-    ("that of another attempt", 2, lambda found: np.fromfile(trace(1), RECORD)[:10], in_place(11, 1)),
-    ("cut, though it has ended", 2, lambda found: found[:5], missing(16)),
-    ("empty, though it has ended", 3, lambda found: found[:0], missing(21)),
+    ("a hole", 2, lambda found: np.delete(found, 3), "in place of step 14 it has step 15"),
+    ("a hole at the beginning", 2, lambda found: found[1:], "in place of step 11 it has step 12"),
+    ("the whole twice", 2, lambda found: np.concatenate([found, found]), "in place of step 21 it has step 11"),
+    ("a flipped bit in the newest", 3, flipped, "in place of step 24 it has step 4,120"),
+    ("cut, though it has ended", 2, lambda found: found[:5], "step 16 and those after it are missing"),
+    ("empty, though it has ended", 3, lambda found: found[:0], "step 21 and those after it are missing"),
 ]
 
 

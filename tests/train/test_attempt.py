@@ -6,15 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mingpt.config.schema import Config
 from mingpt.data.opening import open_data
-from mingpt.data.source import Source
 from mingpt.data.vocabulary import Bytes
 from mingpt.errors import UserError
 from mingpt.snapshot import attempts
@@ -28,13 +27,29 @@ from tests.kits.report_kit import Made
 from tests.kits.snapshot_kit import ALONE
 from tests.kits.told import Told
 
-
-def source_of(config: Config) -> Source:
-    return open_data(config.data, config.model.block_size, config.batch.micro_size)
+SECRET = "health.notify=https://host/hunter"
 
 
-def agree(mine: Config, theirs: Config, sha256: str, **others: Any) -> None:
-    said: list[Any] = []
+@pytest.mark.parametrize(
+    ("mine", "theirs", "others", "told"),
+    [
+        # Where a node has the data is its own affair; all else must be equal.
+        ("", "data.workers=2", {}, ""),
+        ("", "data.path=/x", {}, ""),
+        ("", "run.dir=/x", {}, r".*run\.dir: "),
+        ("", "train.log_every=3", {}, r".*train\.log_every: "),
+        ("", "data.tokens=byte", {}, r".*data\.tokens: "),
+        ("", "", {"sha256": "b"}, r".*data\.sha256: "),  # the same path, other content
+        ("", "", {"vocabulary": Bytes()}, r".*data\.vocabulary: "),  # of data.tokenizer, a node's own place, too
+        # A secret must be equal, and is not told.
+        (f"{SECRET}2", f"{SECRET}3", {}, r"health\.notify: start"),
+        (f"{SECRET}2", f"{SECRET}3 seed=2", {}, "seed: 1 -> 2: start"),
+    ],
+)
+def test_all_processes_must_have_the_same_settings_and_data(
+    mine: str, theirs: str, others: dict[str, Any], told: str
+) -> None:
+    said = list[Any]()
 
     class Recorder(World):
         def gather(self, value: Any) -> list[Any]:
@@ -42,39 +57,12 @@ def agree(mine: Config, theirs: Config, sha256: str, **others: Any) -> None:
             return said
 
     world = Recorder(**{f: getattr(ALONE, f) for f in ("rank", "size", "local_rank", "device", "backend")})
-    source = source_of(configured(*CLASSIFIER))
-    for config, changed in ((mine, {"sha256": "a"}), (theirs, {"sha256": sha256} | others)):
-        agree_on_inputs(world, config, replace(source, **changed))
-
-
-@pytest.mark.parametrize("key", ["data.workers=2", "data.path=/x"])
-def test_where_a_node_has_the_data_is_its_own_affair(key: str) -> None:
-    agree(configured(), configured(key), "a")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["run.dir=/x"], r"run\.dir"),
-        (["train.log_every=3"], r"train\.log_every"),
-        (["data.tokens=byte"], r"data\.tokens"),
-        ([], r"data\.sha256"),  # the same path, other content
-        ([], r"data\.vocabulary"),  # data.tokenizer is a node's own place, too: what lies there must be the same
-    ],
-)
-def test_all_else_must_be_equal(arguments: list[str], told: str) -> None:
-    others = {"vocabulary": Bytes()} if "vocab" in told else {}
-    with pytest.raises(UserError, match=f"process 1 .* process 0: .*{told}: "):
-        agree(configured(), configured(*arguments), "b" if "sha" in told else "a", **others)
-
-
-@pytest.mark.parametrize(("more", "shown"), [("", "health.notify"), ("seed=2", "seed: 1 -> 2")])
-def test_a_secret_must_be_equal_and_is_not_told(more: str, shown: str) -> None:
-    mine, theirs = ([f"health.notify=https://host/{word}", *more.split()] for word in ("hunter2", "hunter3"))
-    with pytest.raises(UserError) as error:
-        agree(configured(mine[0]), configured(*theirs), "a")
-    assert f"process 0: {shown}: start" in str(error.value)
-    assert "hunter" not in str(error.value)
+    config = configured(*CLASSIFIER)
+    source = replace(open_data(config.data, config.model.block_size, config.batch.micro_size), sha256="a")
+    agree_on_inputs(world, configured(*mine.split()), source)
+    with pytest.raises(UserError, match=f"process 1 .* process 0: {told}") if told else nullcontext() as error:
+        agree_on_inputs(world, configured(*theirs.split()), replace(source, **others))
+    assert not error or "hunter" not in str(error.value)
 
 
 @pytest.mark.parametrize("place", ["/", "file:///", "/tmp/..", "/proc/x"])

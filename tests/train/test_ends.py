@@ -56,16 +56,16 @@ def durable(tmp_path: Path) -> Store:
     return Store(f"{tmp_path}/run/snapshots")
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, key: str, error: OSError, method: str = "write_part") -> None:
+def failing(monkeypatch: pytest.MonkeyPatch, key: str, error: OSError) -> None:
     """All writes of one tier fail."""
-    plain = getattr(Store, method)
+    plain = Store.write_part
 
-    def act(self: Store, *arguments: Any) -> Any:
+    def write(self: Store, *arguments: Any) -> None:
         if self.key == key:
             raise error
-        return plain(self, *arguments)
+        plain(self, *arguments)
 
-    monkeypatch.setattr(Store, method, act)
+    monkeypatch.setattr(Store, "write_part", write)
 
 
 GRACE, HOT = "snapshot.grace_seconds=30", "snapshot.hot_every_steps=2"

@@ -1,26 +1,22 @@
-"""Loop, assembly and checkpointer in a world of one: snapshots in memory, observers that fail."""
+"""Whole attempts of a world of one, whose loop is looked into: late figures, failing observers, a claim meanwhile."""
 
 import errno
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
-from uuid import uuid4
 
-import fsspec
 import pytest
 import torch
 from torch import Tensor
 
-from mingpt.compose import compose
 from mingpt.compute.stats import Flags, StatsExchange
-from mingpt.config.schema import Config, WorldConfig
-from mingpt.data.opening import open_data
-from mingpt.data.source import Source, sampled_split
-from mingpt.errors import FINISHED, STOPPED, UserError
+from mingpt.data.source import sampled_split
+from mingpt.errors import FINISHED, STOPPED, USER_ERROR
 from mingpt.observe.events import (
     AttemptEnded,
     Event,
@@ -28,169 +24,95 @@ from mingpt.observe.events import (
     Observers,
     StepDone,
 )
-from mingpt.snapshot.reader import read
-from mingpt.snapshot.store import Store
-from mingpt.tiers.checkpointer import Checkpointer
-from mingpt.tiers.tiers import Tiers
-from mingpt.train import loop, running, setup
-from mingpt.train.claiming import Claimed, claim_attempt
-from mingpt.train.factory import build, first_weights
+from mingpt.snapshot.attempts import Attempt
+from mingpt.train import loop, running
+from mingpt.train.attempt import attempt
 from mingpt.train.figures import DelayedRead, Moment
 from mingpt.train.loop import Run
-from mingpt.train.origin import restore
-from mingpt.train.own_model import FixedBuffers
-from mingpt.train.reporter import Pace, Reporter
+from mingpt.train.reporter import Pace
 from mingpt.train.resume import other_validation
 from mingpt.world.clock import Clock
-from mingpt.world.joining import join
 from mingpt.world.lifetime import Lifetime, Phase
 from mingpt.world.world import World
 from tests.kits.run_kit import TINY
+from tests.kits.verb_kit import store, verified
 
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    threads = torch.get_num_threads()
-    with join(WorldConfig(device="cpu")) as world:
-        yield world
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def place() -> Iterator[str]:
-    """A run.dir in this process's memory."""
-    name = uuid4().hex
-    yield f"memory://{name}"
-    memory = fsspec.filesystem("memory")
-    if memory.exists(f"/{name}"):
-        memory.rm(f"/{name}", recursive=True)
 
 
 class Recorder:
     """fails: at which events."""
 
     def __init__(self, fails: type | tuple[()] = ()) -> None:
-        self.events, self.calls, self.fails = list[Event](), 0, fails
+        self.events, self.fails = list[Event](), fails
 
     def on(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, self.fails):
-            self.calls += 1
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-@dataclass(frozen=True)
-class Opened:
-    """An attempt as assemble.train builds it, up to the loop."""
-
-    run: Run
-    config: Config
-    source: Source
-    lifetime: Lifetime
-    best_val_loss: float
-
-    def train(self) -> int:
-        return loop.train(self.run)
-
-
-OpenRun = Callable[..., Opened]
+Train = Callable[..., tuple[int, Run]]
 
 
 @pytest.fixture
-def open_run(place: str, text: Path, cache: Path, world: World) -> OpenRun:
-    def opened(*overrides: str, observers: tuple[Observer, ...] = (), late: bool = False) -> Opened:
-        """late: the device is read one step late, as on CUDA."""
+def train(tmp_path: Path, text: Path, cache: Path, outlived: None, monkeypatch: pytest.MonkeyPatch) -> Train:
+    def trained(
+        *overrides: str, observers: tuple[Observer, ...] = (), change: Callable[[Run], Run] = lambda run: run
+    ) -> tuple[int, Run]:
+        """An attempt's exit code, and what its loop called. change: is given that before, and may make another one."""
+        runs, train = list[Run](), loop.train
+
+        def begin(run: Run) -> int:
+            runs.append(change(run))
+            return train(runs[0])
+
         length = (f"train.max_steps={STEPS}", f"schedule.decay_steps={STEPS}", "train.eval_every=2")
-        places = (f"run.dir={place}", f"data.path={text}", f"data.cache_dir={cache}", "snapshot.every_steps=2")
-        config = compose.configure([*TINY, *length, *places, *overrides])
-        source = open_data(config.data, config.model.block_size, config.batch.micro_size)
-        model, lifetime, watching = build(config, source.vocabulary.size), Lifetime(), Observers(observers, print)
-        lifetime.clock, lifetime.phase = Clock("step"), Phase.JOINED
-        setup.place_model(config, source, model, world)
-        context = setup.context_of(config, source, model, world)
-        tiers = Tiers(config, world, 0, print)
-        origin = restore(config, source, context, tiers, lifetime.clock, first_weights)
-        record = claim_attempt(config, source, origin, tiers, world)
-        reporter = Reporter(config, watching, context, lifetime, origin.step, record.attempt)
-        checkpointer = Checkpointer(config, tiers, record, reporter)
-        buffers = FixedBuffers(model, config.model, world)
-        attempt = Claimed(config, source, context, tiers, origin, record, lifetime)
-        run = running.run_of(attempt, checkpointer, reporter, buffers)
-        run = replace(run, read=DelayedRead(context.update.guard.skips, late))
-        return Opened(run, config, source, lifetime, origin.best_val_loss)
+        places = (f"run.dir={tmp_path}/run", f"data.path={text}", f"data.cache_dir={cache}", "snapshot.every_steps=2")
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "train", begin)
+            patch.setattr(running, "open_observers", lambda *_: Observers(observers, print))
+            return attempt([*TINY, *length, *places, *overrides], Lifetime()), runs[0]
 
-    return opened
+    return trained
 
 
-def digest_at(run: Opened, step: int) -> str:
-    return read(Store(run.config.snapshot.dir), step).manifest.digest
-
-
-def test_weights_of_a_damaged_snapshot_are_not_kept_if_no_other_is_left(open_run: OpenRun, place: str) -> None:
+def test_weights_of_a_damaged_snapshot_are_not_kept_if_no_other_is_left(train: Train, tmp_path: Path) -> None:
     """Its weights are good and read first; then comes the damaged part."""
-    first = open_run("snapshot.keep=1", "snapshot.keep_best=false")
-    assert first.train() == FINISHED
-    digest, memory = digest_at(first, STEPS), fsspec.filesystem("memory")
-    (part,) = memory.glob(f"{place.removeprefix('memory:/')}/snapshots/step-*/optimizer-*")
-    raw = memory.cat_file(part)
-    memory.pipe_file(part, raw[:-1] + bytes([raw[-1] ^ 1]))
-    again = open_run("snapshot.keep=1", "snapshot.keep_best=false")
-    assert again.run.start == 0
-    new = build(again.config, again.source.vocabulary.size).state_dict()
-    assert all(torch.equal(value, new[name]) for name, value in again.run.context.model.state_dict().items())
-    assert again.train() == FINISHED
-    assert digest_at(again, STEPS) == digest
+    few = ("snapshot.keep=1", "snapshot.keep_best=false")
+    assert train(*few)[0] == FINISHED
+    digest = verified(tmp_path / "run", STEPS).digest
+    (part,) = tmp_path.glob("run/snapshots/step-*/optimizer-*")
+    raw = part.read_bytes()
+    part.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    code, again = train(*few)
+    assert (code, again.start) == (FINISHED, 0)
+    assert verified(tmp_path / "run", STEPS).digest == digest
 
 
 @pytest.mark.parametrize("kind", [StepDone, AttemptEnded])
 def test_an_observer_that_fails_is_named_once_and_changes_nothing(
-    open_run: OpenRun, capsys: pytest.CaptureFixture[str], kind: type
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: type
 ) -> None:
     failing, recorder = Recorder(fails=kind), Recorder()
-    run = open_run(observers=(failing, recorder))
-    assert run.train() == FINISHED
-    assert run.lifetime.phase is Phase.OVER
-    assert capsys.readouterr().out.count("OBSERVER Recorder failed") == failing.calls == 1
+    code, run = train(observers=(failing, recorder))
+    assert (code, run.lifetime.phase) == (FINISHED, Phase.OVER)
+    assert capsys.readouterr().out.count("OBSERVER Recorder failed") == len(failing.of(kind)) == 1
     assert len(recorder.of(StepDone)) == STEPS
-    assert recorder.events[-1] == AttemptEnded(STEPS, True, digest_at(run, STEPS))
+    assert recorder.events[-1] == AttemptEnded(STEPS, True, verified(tmp_path / "run", STEPS).digest)
 
 
-def test_a_device_that_is_read_one_step_late_shows_the_same_figures(open_run: OpenRun, place: str) -> None:
-    """As on CUDA. The last step's figures come, too, and a request to stop takes a step longer."""
-    figures = []
-    for name, late, stop, end in (
-        ("now", False, False, FINISHED),
-        ("late", True, False, FINISHED),
-        ("x", True, True, STOPPED),
-    ):
-        run = open_run(f"run.dir={place}/{name}", observers=(recorder := Recorder(),), late=late)
-        run.lifetime.stop = stop
-        assert run.train() == end
-        figures.append([(e.step, e.loss, e.grad_norm) for e in recorder.of(StepDone)])
-    assert figures[0] == figures[1]
-    assert [[step for step, *_ in steps] for steps in figures[1:]] == [[1, 2, 3, 4], [1, 2]]
+def figures(train: Train, run_dir: Path, every: int, late: bool, stop: bool, last_step: int) -> list[Any]:
+    """Of each step that an attempt does up to `last_step`. Each has its own speed, and is logged if it is due."""
+    microbatch, now, recorder = 2.0, [0.0], Recorder()  # seconds
 
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("stop", [False, True])
-def test_the_speed_of_a_step_is_its_own_whenever_it_is_read(
-    open_run: OpenRun, late: bool, every: int, stop: bool
-) -> None:
-    """Also that of the last step, which on CUDA is read right after the one before; in a resumed run, too."""
-    microbatch = 2.0  # seconds
-    for last_step in (STEPS, STEPS + 3):
-        longer = (f"train.max_steps={last_step}", f"train.log_every={every}", "schedule.decay_steps=4")
-        run, now = open_run(*longer, observers=(recorder := Recorder(),)), [0.0]
-
-        def batches(run: Opened = run, now: list[float] = now) -> Iterator[Any]:
+    def timed(run: Run) -> Run:
+        def batches() -> Iterator[Any]:
             """Each takes its time. What is computed takes none. In one, the process is stopped."""
-            for number, batch in enumerate(run.run.batches):
+            for number, batch in enumerate(run.batches):
                 now[0] += microbatch
                 if number == 1:
                     now[0] += 60
@@ -199,18 +121,33 @@ def test_the_speed_of_a_step_is_its_own_whenever_it_is_read(
 
         clock = partial(now.__getitem__, 0)
         run.lifetime.clock, run.lifetime.stop = Clock("step", clock), stop
-        skips = run.run.context.update.guard.skips
-        read = DelayedRead(skips, late, clock, run.lifetime.clock.paused)
-        train, context = run.config.train, run.run.context
-        loop.train(replace(run.run, batches=batches(), read=read))
-        seconds = microbatch * len(context.microbatches)
-        done, speed = recorder.of(StepDone), context.plan.global_size * run.config.model.block_size / seconds
-        assert [(e.step, e.step_seconds, e.tokens_per_second) for e in done] == [
-            (run.run.start + n + 1, seconds, speed) for n in range(len(done))
-        ]
-        assert [e.step for e in done if e.logged] == [
-            e.step for e in done if e.step % every == 0 or e.step == train.max_steps
-        ]
+        read = DelayedRead(run.context.update.guard.skips, late, clock, run.lifetime.clock.paused)
+        return replace(run, batches=batches(), read=read)
+
+    longer = (f"train.max_steps={last_step}", f"train.log_every={every}", "schedule.decay_steps=4")
+    code, run = train(f"run.dir={run_dir}", *longer, observers=(recorder,), change=timed)
+    assert code == (STOPPED if stop else FINISHED)
+    seconds = microbatch * len(run.context.microbatches)
+    done, speed = recorder.of(StepDone), run.context.plan.global_size * run.evaluation.config.model.block_size / seconds
+    assert [(e.step, e.step_seconds, e.tokens_per_second) for e in done] == [
+        (run.start + n + 1, seconds, speed) for n in range(len(done))
+    ]
+    assert [e.step for e in done if e.logged] == [e.step for e in done if e.step % every == 0 or e.step == last_step]
+    return [(e.step, e.loss, e.grad_norm) for e in done]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_steps_figures_and_its_speed_are_its_own_whenever_they_are_read(
+    train: Train, tmp_path: Path, every: int
+) -> None:
+    """On CUDA that is one step late, and right after the one before for the last step; in a resumed run, too."""
+    now, late, now_stopped, late_stopped = (
+        [f for last in (STEPS, STEPS + 3) for f in figures(train, tmp_path / f"{stop}{late}", every, late, stop, last)]
+        for stop, late in product((False, True), repeat=2)
+    )
+    assert now == late
+    assert late_stopped == late[:4]  # a request to stop takes a step longer
+    assert now_stopped == late[:2]
 
 
 def test_time_left_is_a_mean_over_the_last_steps() -> None:
@@ -228,31 +165,34 @@ def test_time_left_is_a_mean_over_the_last_steps() -> None:
 
 
 def test_other_validation_data_are_said_and_the_best_loss_begins_anew(
-    open_run: OpenRun, capsys: pytest.CaptureFixture[str]
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A config of an earlier version does not have the key, and that version took the whole split."""
-    first = open_run("train.eval_batches=0")
-    first.train()
-    total = len(first.source.validation)
+    _, first = train("train.eval_batches=0")
+    source, config, begun = first.evaluation.source, first.evaluation.config, list[float]()
+    total = len(source.validation)
     assert total > 1
-    longer = (f"train.max_steps={STEPS + 1}", "schedule.decay_steps=4")
-    for setting, anew in ((f"train.eval_batches={total}", False), ("train.eval_batches=1", True)):
-        second = open_run(setting, *longer)
-        assert math.isinf(second.best_val_loss) == anew
-        assert ("train.eval_batches: " in capsys.readouterr().out) == anew
-    manifest = read(Store(first.config.run.dir + "/snapshots"), STEPS).manifest
-    samples = sampled_split(first.source.validation).size
-    assert manifest.validated_on == (first.source.sha256, [samples, samples])
-    other_data = replace(first.source, sha256="0" * 64)
-    assert "of other data" in other_validation(manifest, first.config, other_data)
+
+    def note(run: Run) -> Run:
+        begun.append(run.evaluation.best_val_loss)
+        return run
+
+    for steps, batches in ((STEPS + 1, total), (STEPS + 2, 1)):
+        longer = (f"train.max_steps={steps}", "schedule.decay_steps=4")
+        _, second = train(f"train.eval_batches={batches}", *longer, change=note)
+        assert math.isinf(begun[-1]) == ("train.eval_batches: " in capsys.readouterr().out) == (batches == 1)
+    manifest = verified(tmp_path / "run", STEPS)
+    samples = sampled_split(source.validation).size
+    assert manifest.validated_on == (source.sha256, [samples, samples])
+    assert "of other data" in other_validation(manifest, config, replace(source, sha256="0" * 64))
     for entry in manifest.history:  # of an earlier version
         del entry["validation"]
-    for batches, known in ((0, True), (None, False)):
-        manifest.config["train"]["eval_batches"] = batches
-        assert (other_validation(manifest, first.config, first.source) == "") == known
+    for taken, known in ((0, True), (None, False)):
+        manifest.config["train"]["eval_batches"] = taken
+        assert (other_validation(manifest, config, source) == "") == known
     del manifest.config["train"]["eval_batches"]
-    assert other_validation(manifest, first.config, first.source) == ""
-    assert "train.eval_batches" in other_validation(manifest, second.config, first.source)
+    assert other_validation(manifest, config, source) == ""
+    assert "train.eval_batches" in other_validation(manifest, second.evaluation.config, source)
 
 
 def test_a_stop_of_one_process_is_heard_by_all_and_losses_are_added_along_the_tree(
@@ -278,12 +218,16 @@ def test_a_stop_of_one_process_is_heard_by_all_and_losses_are_added_along_the_tr
     assert found.mean_loss() == ((a + b) + (c + (d + e))) / (2**25 + 3)
 
 
-def test_a_run_that_was_rewound_meanwhile_is_not_written_to(open_run: OpenRun) -> None:
-    older = open_run()
-    open_run()
-    with pytest.raises(UserError, match="attempt 2 has started"):
-        older.train()
-    assert Store(older.config.snapshot.dir).steps() == []
+def test_a_run_that_was_rewound_meanwhile_is_not_written_to(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rewound(run: Run) -> Run:
+        Attempt.claim(f"{tmp_path}/run", 0, None)
+        return run
+
+    assert train(change=rewound)[0] == USER_ERROR
+    assert "attempt 2 has started" in capsys.readouterr().err
+    assert store(tmp_path / "run").steps() == []
 
 
 def test_on_cuda_the_device_tells_when_it_came_to_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,24 +2,17 @@
 
 import math
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mingpt.cli import cli
-from mingpt.compose.stored import replay_config
-from mingpt.errors import UserError
 from mingpt.history.history import read_metrics
 from mingpt.replay.replaying import replay
-from mingpt.snapshot.format import Manifest
 from mingpt.snapshot.store import Store
-from mingpt.train import resume
-from tests.kits.config_kit import configured, problems
+from tests.kits.config_kit import problems
 from tests.kits.paths_kit import ROOT
 from tests.kits.replay_kit import train_here
-from tests.kits.snapshot_kit import ALONE, PROVENANCE
 from tests.kits.told import Told
 
 OWN = "schedule._target_=examples.own_schedule.one_minus_sqrt"
@@ -53,36 +46,3 @@ def test_the_learning_rates_are_those_of_the_function(tmp_path: Path, text: Path
 def test_what_is_no_schedule_is_a_mistake_before_anything_starts(given: str, told: Told) -> None:
     text = "\n".join(problems(*f"schedule._target_={given}".split()))
     told(re.sub(r"gives [\d.]+ for|line \d+", "…", text), ROOT)
-
-
-def checked(config: dict[str, Any], *now: str) -> list[str]:
-    """What is said of a resume at step 50."""
-    said, numerics = list[str](), {"data": "d" * 64}
-    fields = PROVENANCE | {"config": config, "fingerprint": numerics}
-    manifest = Manifest(format=3, step=50, digest="0" * 64, parts={}, tensors={}, **fields)
-    resume.check(manifest, configured(*now), numerics, ALONE, said.append)
-    return said
-
-
-def test_a_run_is_extended_exactly_where_its_own_schedule_says_so() -> None:
-    own = OWN, "schedule.warmup_steps=0"
-    before = configured(*own).model_dump()
-    (line,) = checked(before, *own, "schedule.decay_steps=900", "schedule.cooldown=0.3")
-    assert line.endswith("the bits are those of a run planned so before")
-    with pytest.raises(UserError, match=r"schedule.cooldown: None -> 0.96"):
-        checked(before, *own, "schedule.cooldown=0.96")
-
-
-def test_code_that_a_snapshot_names_is_not_imported_for_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "evilplan.py").write_text("def fall(step):\n    return 1")
-    stored = configured("schedule._target_=evilplan.fall").model_dump()
-    (tmp_path / "evilplan.py").write_text("raise SystemExit(3)")
-    monkeypatch.delitem(sys.modules, "evilplan")
-    for given in ((), (OWN,)):
-        with pytest.raises(UserError, match=r"schedule._target_: evilplan.fall -> "):
-            checked(stored, *given)
-    with pytest.raises(UserError, match=r"schedule\._target_ names code of one's own"):
-        replay_config(stored, "runs/x")

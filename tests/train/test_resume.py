@@ -1,5 +1,6 @@
 """mingpt.train.resume: a run is one experiment. What a resume may change, what it says of that, and what it refuses."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from mingpt.cli import cli
+from mingpt.compose.stored import replay_config
 from mingpt.config import affecting
 from mingpt.config.keys import keys
 from mingpt.errors import USER_ERROR, UserError
@@ -18,9 +20,10 @@ from mingpt.train.attempt import attempt
 from mingpt.world.lifetime import Lifetime
 from tests.kits.config_kit import configured
 from tests.kits.replay_kit import RANDOM, settings_of, train_here
-from tests.kits.snapshot_kit import ALONE
+from tests.kits.snapshot_kit import ALONE, PROVENANCE
 from tests.kits.told import Told
 
+OWN = "schedule._target_=examples.own_schedule.one_minus_sqrt"
 NUMERICS = {"data": "d" * 64, "torch": "2"}
 # Settings that never affect the result, each with another value.
 FREE = (
@@ -30,19 +33,14 @@ FREE = (
 )  # fmt: skip
 
 
-def manifest(*arguments: str, step: int = 200, **changed: Any) -> Manifest:
-    fields: dict[str, Any] = {
-        "format": 3, "run": "run", "step": step, "digest": "0" * 64, "parts": {},
-        "tensors": {}, "vocabulary": {}, "config": configured(*arguments).model_dump(),
-        "fingerprint": NUMERICS, "history": [{"attempt": 1, "from_step": 0}],
-    }  # fmt: skip
-    return Manifest(**(fields | changed))
-
-
-def checked(old: Sequence[str], new: Sequence[str], **more: Any) -> tuple[resume.Changes, list[str]]:
-    """What is recorded and what is said."""
-    said: list[str] = []
-    return resume.check(manifest(*old, **more), configured(*new), NUMERICS, ALONE, said.append), said
+def checked(
+    old: Sequence[str], new: Sequence[str], step: int = 200, **changed: Any
+) -> tuple[resume.Changes, list[str]]:
+    """What is recorded and what is said. changed: of what the snapshot stores beside the state."""
+    said = list[str]()
+    stored = PROVENANCE | {"config": configured(*old).model_dump(), "fingerprint": NUMERICS} | changed
+    manifest = Manifest(format=3, step=step, digest="0" * 64, parts={}, tensors={}, **stored)
+    return resume.check(manifest, configured(*new), NUMERICS, ALONE, said.append), said
 
 
 def refused(old: Sequence[str], new: Sequence[str], **more: Any) -> str:
@@ -118,6 +116,28 @@ def test_a_schedule_that_differs_only_from_now_on_extends_the_run(told: Told) ->
     assert "rewind" not in refused(short, (*long, "seed=2"), step=81)
     assert "optimizer.lr: 0.001 -> 1.0" in refused(short, (*long, "optimizer.lr=1"), step=80)
     assert checked(("schedule=constant",), ("schedule=wsd", "schedule.min_ratio=1"), step=500)[0] == {}
+
+
+def test_a_run_is_extended_exactly_where_its_own_schedule_says_so() -> None:
+    own = OWN, "schedule.warmup_steps=0"
+    changes, [line] = checked(own, (*own, "schedule.decay_steps=900", "schedule.cooldown=0.3"), step=50)
+    assert changes == {}
+    assert line.endswith("the bits are those of a run planned so before")
+    assert "schedule.cooldown: None -> 0.96" in refused(own, (*own, "schedule.cooldown=0.96"), step=50)
+
+
+def test_code_that_a_snapshot_names_is_not_imported_for_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "evilplan.py").write_text("def fall(step):\n    return 1")
+    stored = configured("schedule._target_=evilplan.fall").model_dump()
+    (tmp_path / "evilplan.py").write_text("raise SystemExit(3)")
+    monkeypatch.delitem(sys.modules, "evilplan")
+    for given in ((), (OWN,)):
+        assert "schedule._target_: evilplan.fall -> " in refused((), given, config=stored)
+    with pytest.raises(UserError, match=r"schedule\._target_ names code of one's own"):
+        replay_config(stored, "runs/x")
 
 
 def test_a_key_that_an_older_version_lacked_had_its_default() -> None:

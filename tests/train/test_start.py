@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -111,31 +112,24 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_a_resume_draws_nothing_and_has_the_same_bits(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "damaged"),
+    [*product(CASES, [0]), *product(["gpt", "modern", "a model of one's own"], [1, 2])],
+)
+def test_a_resume_draws_nothing_unless_no_snapshot_is_good_and_has_the_same_bits(
+    case: str, damaged: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """damaged: so many of two snapshots. It gives way to an older one, or to a new beginning."""
     overrides = CASES[case]
     begun = train(tmp_path / "whole", STEPS, *overrides)
     assert train(tmp_path / "halves", HALF, *overrides) == begun > 0
-    again = train(tmp_path / "halves", STEPS, *overrides)
-    assert again == (begun if overrides is OWN else 0)  # its __init__ may compute anything
-    assert digest(tmp_path / "halves") == digest(tmp_path / "whole")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", [(), MODERN, OWN], ids=["gpt", "modern", "own"])
-@pytest.mark.parametrize("damaged", [1, 2])
-def test_a_damaged_snapshot_gives_way_to_an_older_one_or_to_a_new_beginning(
-    damaged: int, overrides: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begun = train(tmp_path / "whole", STEPS, *overrides)
-    train(tmp_path / "halves", HALF, *overrides)
     for step in (2, 1)[:damaged]:
         for part in (tmp_path / f"halves/snapshots/step-{step:09}").glob("*.safetensors"):
             content = part.read_bytes()
             part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    drawn = train(tmp_path / "halves", STEPS, *overrides)
+    again = train(tmp_path / "halves", STEPS, *overrides)
     assert capsys.readouterr().out.count("DAMAGED SNAPSHOT") == damaged
-    assert drawn == (begun * (1 + (damaged == 2)) if overrides is OWN else begun * (damaged == 2))
+    assert again == begun * ((overrides is OWN) + (damaged == 2))  # its __init__ may compute anything
     assert digest(tmp_path / "halves") == digest(tmp_path / "whole")
 
 
@@ -143,7 +137,6 @@ IMPORTS = """
 import sys, torch
 import mingpt.train.attempt
 from mingpt.compose.compose import configure
-from mingpt.train.factory import build
 from mingpt.train.factory import build
 from mingpt.train.preparing import give_memory
 for kind in ("gpt", "modern"):
