@@ -220,8 +220,8 @@ def not_there(text: str, *folders: Path) -> list[str]:
         files = [file for folder in folders for file in folder.glob(path)]
         if not files and path not in OTHERS:
             wrong.append(path)
-        for name in files and [*filter(None, [inside]), *re.findall(r"`([\w.]+)`", after)]:
-            if not defines(ast.parse(files[0].read_text()), name):
+        for name in [*filter(None, [inside]), *re.findall(r"`([\w.]+)`", after)]:
+            if files and not defines(ast.parse(files[0].read_text()), name):
                 wrong.append(f"{path}: {name}")
     return wrong
 
