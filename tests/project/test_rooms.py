@@ -217,7 +217,8 @@ def not_there(text: str, *folders: Path) -> list[str]:
         files = [file for folder in folders for file in folder.glob(path)]
         if not files and path not in OTHERS:
             wrong.append(path)
-        for name in files and [*filter(None, [inside]), *re.findall(r"`([\w.]+)`", after)]:
+        names = [*filter(None, [inside]), *re.findall(r"`([\w.]+)`", after)]
+        for name in names if files else ():
             if not defines(ast.parse(files[0].read_text()), name):
                 wrong.append(f"{path}: {name}")
     return wrong
