@@ -64,7 +64,6 @@ def twice(node: Node) -> None:
 UNREAD = ("bash", "-c", '"$@" 2>&1 | head -n 5; exit ${PIPESTATUS[0]}', "bash")
 # What happens at step 50, to a command with this prefix and these overrides, and how it ends.
 EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Node], None], int]] = {
-    "one is asked to stop": ((), ("snapshot.every_steps=0",), lambda n: os.kill(n.workers()[1], signal.SIGUSR1), 75),
     "all are asked to stop": ((), ("data.workers=2",), everybody, 75),
     "a second request": ((), ("launch.shutdown_timeout_seconds=3000",), twice, 70),
     "the terminal is closed, under nohup": (("nohup",), (), lambda n: os.kill(n.process.pid, signal.SIGHUP), 0),

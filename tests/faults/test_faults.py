@@ -22,22 +22,6 @@ WHEN = 50  # the step at which things happen; snapshots are at 40, 60, …
 HEAD, OTHER = 0, 1
 
 
-def kill_worker(c: Cluster) -> None:
-    os.kill(c.nodes[OTHER].workers()[0], signal.SIGKILL)
-
-
-def kill_agent(c: Cluster) -> None:
-    os.kill(c.nodes[OTHER].process.pid, signal.SIGKILL)
-
-
-def kill_node(c: Cluster) -> None:
-    c.nodes[OTHER].kill()
-
-
-def kill_head(c: Cluster) -> None:
-    c.nodes[HEAD].kill()
-
-
 def signal_one(c: Cluster) -> None:
     other = c.nodes[OTHER]
     ask_to_stop(other.process.pid, workers=other.workers())
@@ -52,10 +36,15 @@ KILLED = -signal.SIGKILL
 # event -> exit codes (head, other) under torchrun and under mingpt.launch, and what the next attempt starts from.
 # torchrun knows 0 and 1 only.
 EVENTS: dict[str, tuple[Callable[[Cluster], None], tuple[int, int], tuple[int, int], str]] = {
-    "a worker is killed": (kill_worker, (0, 0), (0, 0), "newest"),
-    "an agent is killed": (kill_agent, (1, KILLED), (70, KILLED), "newest"),
-    "a node is lost": (kill_node, (1, KILLED), (70, KILLED), "newest"),
-    "the head is lost": (kill_head, (KILLED, 1), (KILLED, 70), "newest"),
+    "a worker is killed": (lambda c: os.kill(c.nodes[OTHER].workers()[0], signal.SIGKILL), (0, 0), (0, 0), "newest"),
+    "an agent is killed": (
+        lambda c: os.kill(c.nodes[OTHER].process.pid, signal.SIGKILL),
+        (1, KILLED),
+        (70, KILLED),
+        "newest",
+    ),
+    "a node is lost": (lambda c: c.nodes[OTHER].kill(), (1, KILLED), (70, KILLED), "newest"),
+    "the head is lost": (lambda c: c.nodes[HEAD].kill(), (KILLED, 1), (KILLED, 70), "newest"),
     "a signal to one node": (signal_one, (1, 1), (75, 75), "stop"),
     "a signal to all nodes": (signal_all, (1, 1), (75, 75), "stop"),
 }

@@ -14,20 +14,39 @@ from torch import Tensor, nn
 
 from mingpt.errors import STOPPED
 from mingpt.replay.replaying import replay
-from mingpt.snapshot.store import Store
 from mingpt.train.attempt import attempt
 from tests.kits.graph_kit import COPY, Recorded, Refused, graphs_on_cpu
 from tests.kits.own_kit import Linear
 from tests.kits.poison_kit import GUARDED, POISONED, poison
 from tests.kits.replay_kit import Asked, data_of, settings_of, train_here
-from tests.kits.verb_kit import verified
+from tests.kits.verb_kit import store, verified
 
 GRAPH, OFF = "train.cuda_graphs: a microbatch is one CUDA graph\n", "train.cuda_graphs=false"
 ROWS = ("~model", "data._target_=examples.classifier.rows", "data.count=300", "batch.micro_size=1")
 
 
+OWN = (*ROWS, "train.cuda_graphs=true")
+
+
 def digest(run_dir: str) -> str:
-    return verified(run_dir, Store(f"{run_dir}/snapshots").steps()[0]).digest
+    return verified(run_dir, store(run_dir).steps()[0]).digest
+
+
+Tried = Callable[..., type[Recorded]]
+
+
+@pytest.fixture
+def tried(tmp_path: Path, text: Path, cache: Path) -> Tried:
+    def trained(*settings: str, recorder: type[Recorded] = Recorded) -> type[Recorded]:
+        """Without graphs, in the folder `computed`, and with them, in `tried`: the bits are the same."""
+        places = () if "~model" in settings else (f"data.path={text}", f"data.cache_dir={cache}")
+        train_here(f"{tmp_path}/computed", *places, *settings, OFF)
+        with graphs_on_cpu(recorder) as used:
+            train_here(f"{tmp_path}/tried", *places, *settings)
+        assert digest(f"{tmp_path}/tried") == digest(f"{tmp_path}/computed")
+        return used
+
+    return trained
 
 
 RUNS: dict[str, tuple[tuple[str, ...], int, int]] = {  # settings; microbatches in three steps; graphs
@@ -43,38 +62,23 @@ RUNS: dict[str, tuple[tuple[str, ...], int, int]] = {  # settings; microbatches 
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_replayed_microbatches_have_the_same_bits(
-    kind: str, tmp_path: Path, text: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replayed_microbatches_have_the_same_bits(kind: str, tried: Tried, capsys: pytest.CaptureFixture[str]) -> None:
     settings, microbatches, graphs = RUNS[kind]
-    run = (f"data.path={text}", f"data.cache_dir={cache}", *settings, "train.max_steps=3")
-    train_here(f"{tmp_path}/computed", *run, OFF)
-    capsys.readouterr()
-    with graphs_on_cpu() as recorder:
-        train_here(f"{tmp_path}/replayed", *run)
-    assert recorder.replays == microbatches + graphs  # one checks each capture
+    assert tried(*settings, "train.max_steps=3").replays == microbatches + graphs  # one checks each capture
     assert capsys.readouterr().out.count(GRAPH) == graphs
-    assert digest(f"{tmp_path}/replayed") == digest(f"{tmp_path}/computed")
 
 
 @pytest.mark.parametrize("kind", ["documents apart", "chat"])
-def test_masks_and_weights_are_inputs_too(kind: str, tmp_path: Path) -> None:
+def test_masks_and_weights_are_inputs_too(kind: str, tmp_path: Path, tried: Tried) -> None:
     how, places = data_of(kind, tmp_path / "data")
-    run = (*how, *places, f"data.cache_dir={tmp_path}/cache", "train.max_steps=3")
-    train_here(f"{tmp_path}/computed", *run, OFF)
-    with graphs_on_cpu() as recorder:
-        train_here(f"{tmp_path}/replayed", *run)
-    assert recorder.replays == 3 * 4 + 1
-    assert digest(f"{tmp_path}/replayed") == digest(f"{tmp_path}/computed")
+    assert tried(*how, *places, "train.max_steps=3").replays == 3 * 4 + 1
 
 
-def test_evaluation_between_steps_a_stop_and_a_resume(tmp_path: Path, text: Path, cache: Path) -> None:
+def test_evaluation_between_steps_a_stop_and_a_resume(tmp_path: Path, text: Path, cache: Path, tried: Tried) -> None:
     run = (f"data.path={text}", f"data.cache_dir={cache}", "train.eval_every=2", "train.max_steps=6")
-    train_here(f"{tmp_path}/computed", *run, OFF)
     with graphs_on_cpu():
-        assert attempt(settings_of(f"{tmp_path}/replayed", *run), Asked(3)) == STOPPED
-        train_here(f"{tmp_path}/replayed", *run)
-    assert digest(f"{tmp_path}/replayed") == digest(f"{tmp_path}/computed")
+        assert attempt(settings_of(f"{tmp_path}/tried", *run), Asked(3)) == STOPPED
+    tried(*run)
 
 
 def test_a_replay_of_a_past_step_needs_no_graph(tmp_path: Path, text: Path, cache: Path) -> None:
@@ -172,50 +176,42 @@ REFUSALS: dict[str, tuple[tuple[str, ...], type[Recorded], str]] = {
         Recorded,
         "microbatches are computed without a graph: train.recompute",
     ),
+    "a model of one's own, unasked": (
+        (*ROWS, "model._target_=tests.kits.own_kit.Linear"),
+        Recorded,
+        "microbatches are computed without a graph: auto leaves a model of your own without",
+    ),
+    "a model of one's own": (
+        (*OWN, "model._target_=tests.kits.own_kit.Linear"),
+        Recorded,
+        "a microbatch is one CUDA graph",
+    ),
+    "it waits": (
+        (*OWN, "model._target_=test_graphs.Waits"),
+        Recorded,
+        "a microbatch is computed without a graph: called a synchronizing operation",
+    ),
+    "it draws on the host": (
+        (*OWN, "model._target_=test_graphs.HostNoise"),
+        Recorded,
+        "a microbatch is computed without a graph: a replay of it has other bits",
+    ),
+    "it leaves out a layer": (
+        (*OWN, "model._target_=test_graphs.Branches"),
+        Recorded,
+        "a microbatch is computed without a graph: a microbatch has no gradient of extra",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
 def test_what_cannot_be_captured_is_computed_and_a_line_says_why(
-    kind: str, tmp_path: Path, text: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, tried: Tried, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings, recorder, line = REFUSALS[kind]
-    run = (f"data.path={text}", f"data.cache_dir={cache}", *settings, "train.max_steps=2")
-    train_here(f"{tmp_path}/computed", *run, OFF)
-    with graphs_on_cpu(recorder) as recorder:
-        train_here(f"{tmp_path}/tried", *run)
-    assert recorder.replays == (kind == "other bits")
+    replays = tried(*settings, "train.max_steps=2", recorder=recorder).replays
+    assert min(replays, 2) == ("other bits" in line) + 2 * ("one CUDA graph" in line)
     assert capsys.readouterr().out.count(f"train.cuda_graphs: {line}") == 1
-    assert digest(f"{tmp_path}/tried") == digest(f"{tmp_path}/computed")
-
-
-@pytest.mark.parametrize(
-    ("model", "setting", "line"),
-    [
-        (
-            "tests.kits.own_kit.Linear",
-            "auto",
-            "microbatches are computed without a graph: auto leaves a model of your own without",
-        ),
-        ("tests.kits.own_kit.Linear", "true", "a microbatch is one CUDA graph"),
-        ("test_graphs.Waits", "true", "a microbatch is computed without a graph: called a synchronizing operation"),
-        ("test_graphs.HostNoise", "true", "a microbatch is computed without a graph: a replay of it has other bits"),
-        (
-            "test_graphs.Branches",
-            "true",
-            "a microbatch is computed without a graph: a microbatch has no gradient of extra",
-        ),
-    ],
-)
-def test_a_model_of_ones_own_is_tried_if_asked_for(
-    model: str, setting: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = (*ROWS, f"model._target_={model}", "train.max_steps=2")
-    train_here(f"{tmp_path}/computed", *run, OFF)
-    with graphs_on_cpu():
-        train_here(f"{tmp_path}/tried", *run, f"train.cuda_graphs={setting}")
-    assert capsys.readouterr().out.count(f"train.cuda_graphs: {line}") == 1
-    assert digest(f"{tmp_path}/tried") == digest(f"{tmp_path}/computed")
 
 
 def test_a_cpu_has_no_graphs_and_says_so_only_if_asked_for(
