@@ -4,6 +4,7 @@ Attempts with real writers and stores and a state for each step, without the tra
 """
 
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 from shutil import rmtree
@@ -63,7 +64,7 @@ class Run:
             flags = checkpointer.flags(stop=False)
             if checkpointer.is_due(step, flags, best=False):
                 due.append(step)
-                checkpointer.after_step(step, lambda step=step: content(step), flags, best=False)  # type: ignore[misc]
+                checkpointer.after_step(step, partial(content, step), flags, best=False)
                 if checkpointer.hot_writer:
                     with suppress(TimeoutError):
                         checkpointer.hot_writer.wait_until_idle()
