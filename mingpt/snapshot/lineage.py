@@ -45,10 +45,11 @@ def overtaken(store: Store, records: Mapping[int, Record]) -> list[int]:
     off = list[int]()
     rest = list[tuple[int, int]]()  # attempt and step
     head = 0, 0  # the newest attempt that has committed something, and its newest step
+    start = 0  # the step from which that attempt has gone on
     for step in store.steps():
         # No manifest below that step can change the answer. Usually this is so at the second one: the newest snapshot
         # is the newest attempt's. To read all of them would cost a start one request each.
-        if rest and step <= _start_of(records, head[0]) and not _newer_began_below(records, *head):
+        if rest and step <= start and not _newer_began_below(records, *head):
             break
         # One that is bad stays where it is: `restore` sets it aside, and says why.
         if (manifest := manifest_or_none(store, step)) is None:
@@ -62,8 +63,8 @@ def overtaken(store: Store, records: Mapping[int, Record]) -> list[int]:
             off.append(step)
         else:
             rest.append((attempt, step))
-            head = max(head, (attempt, step))
-    start = _start_of(records, head[0])
+            if (attempt, step) > head:
+                head, start = (attempt, step), _start_of(attempt, records, manifest)
     off += [step for attempt, step in rest if attempt < head[0] and step > start]
     return sorted(off, reverse=True)
 
@@ -73,9 +74,13 @@ def _newer_began_below(records: Mapping[int, Record], attempt: int, step: int) -
     return any(number > attempt and record.from_step < step for number, record in records.items())
 
 
-def _start_of(records: Mapping[int, Record], attempt: int) -> int:
-    # No claim: with snapshot.dir set, run.dir may be a new folder.
-    return records[attempt].from_step if attempt in records else 0
+def _start_of(attempt: int, records: Mapping[int, Record], manifest: Manifest) -> int:
+    """The step from which an attempt has gone on. manifest: one that it has committed."""
+    if attempt in records:
+        return records[attempt].from_step
+    # No claim: snapshot.dir is elsewhere, and run.dir is lost or a new folder. The snapshots' history tells it, too.
+    told = [entry.get("from_step") for entry in manifest.history if entry.get("attempt") == attempt]
+    return next((start for start in told if type(start) is int), 0)
 
 
 def set_overtaken_aside(store: Store, records: Mapping[int, Record], log: Say) -> None:
