@@ -177,9 +177,13 @@ def test_prune_deletes_what_a_rewind_has_set_aside_and_no_part_of_another_snapsh
     run.attempt(10, 20)
     run.attempt(20, 30, 50, shift=100)
     kept = run.digests()
-    done = mingpt(f"snapshots prune {run.dir} --keep 9")
-    assert [line for line in done.splitlines() if "rewind" in line] == [
-        f"deleted what a rewind has set aside of step {step}" for step in (40, 30, 20)
+    would = mingpt(f"snapshots prune {run.dir} --keep 9 --dry-run")
+    assert run.digests() == kept
+    assert mingpt(f"snapshots prune {run.dir} --keep 9") == would.replace("would delete", "deleted").replace(
+        "would stay", "left"
+    )
+    assert [line for line in would.splitlines() if "rewind" in line] == [
+        f"would delete what a rewind has set aside of step {step}" for step in (40, 30, 20)
     ]
     assert run.digests() == kept == {step: kept[step] for step in (50, 30, 20, 10)}
     assert run.store.folders() == [50, 30, 20, 10]

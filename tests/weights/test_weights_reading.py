@@ -84,6 +84,7 @@ SPOILT_FILES: dict[str, dict[str, str | None]] = {  # None takes a file out
 SPOILT_CONFIGS: dict[str, dict[str, object]] = {
     "another model": {"model_type": "llama"},
     "another activation": {"activation_function": "relu"},
+    "another epsilon": {"layer_norm_epsilon": 1e-6},
     "no number": {"n_layer": "two"},
 }
 SPOILT_WEIGHTS = {
