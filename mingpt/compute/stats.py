@@ -95,8 +95,9 @@ class StatsExchange:
         for row, n in zip(rows, self.shares, strict=True):
             losses.append(row[:n])
             tokens.append(row[longest : longest + n])
-        # A target may count by a fraction, so the sum's order matters: all M in the order of the microbatches, as
-        # shares are contiguous and go up with the ranks.
+        # A target may count by a fraction, so the order of additions matters. It is torch's, and not ours. But in any
+        # world it is given the same M numbers in the order of the microbatches (shares are contiguous, and go up with
+        # the ranks), in a new tensor: so on one kind of device the bits are the same.
         count = torch.cat(tokens).sum()
         end = 2 * longest + FLAGS
         return StepStats(torch.cat(losses), count, rows[:, 2 * longest : end].sum(0), rows[:, end:])

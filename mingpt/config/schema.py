@@ -212,7 +212,7 @@ class Snapshot(Section):
     hot_dir: str = Field(default="/dev/shm", min_length=1)
     """A folder in memory on each node, with room for two snapshots."""
     grace_seconds: float = Field(default=0, ge=0)
-    """On a request to stop: longest wait for the durable snapshot, after the hot one. 0: as long as it takes."""
+    """On a request to stop: longest wait for the durable snapshot, after the hot one. 0: world.timeout_seconds."""
     max_failures: int = Field(default=3, ge=1)
     """The run goes on without snapshots, and says so, until this many in a row have failed."""
 

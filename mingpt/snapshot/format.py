@@ -79,7 +79,7 @@ class Metrics(Strict):
 
 
 class Manifest(Strict):
-    """The fields of manifest.json.
+    """The fields of manifest.json, but for `checksum`, a hash of all the others, which manifest.py adds and checks.
 
     The digest covers the names, dtypes, shapes and hashes of `tensors`, and nothing else: not the step, not `part`.
     """

@@ -1,7 +1,8 @@
 """The training loop. step.py does one step, `running.py: run_of` makes the Run.
 
-Only the weights and `Update.state()` are state; everything else is a function of (config, state, step). So an attempt
-that starts at any step with any number of processes computes what an undisturbed run would have computed.
+Only the weights and `Update.state()` are state; everything else is a function of (config, state, step). So with
+reduce=exact an attempt that starts at any step with any number of processes computes what an undisturbed run would have
+computed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -112,7 +113,8 @@ def _end(run: Run, done: int, content: Content, last: bool, stopping: bool) -> i
         run.bad_steps.end_with_a_loss_that_is_not_finite(done, last)
     else:
         digest = run.checkpointer.last(done, content, stopping)
-    # One answer for all: FINISHED is never retried, and STOPPED always is.
+    # One answer for all: who started the run (a recipe or a user, not the agent) starts it again after STOPPED, and
+    # never after FINISHED.
     finished = bool(run.context.world.broadcast(last and digest is not None))
     run.checkpointer.close()
     run.reporter.end(done, finished, digest)

@@ -127,7 +127,8 @@ class Lifetime:
             self._asked_at = time.monotonic()
             if self.phase is Phase.STARTING:
                 self._end(STOPPED, f"{number.name}: stopped on request before the first step")
-            if not Env.read().agent:  # that one says so itself
+            # An agent says so itself, if it gets the signal, too. If one worker alone gets it, nobody says so.
+            if not Env.read().agent:
                 complain(f"{number.name}: stopping after this step; once more ends it at once")
         elif time.monotonic() - self._asked_at > AGAIN_SECONDS:
             self._end(CRASHED, f"a second signal ({number.name}): ended at once, without a snapshot")
