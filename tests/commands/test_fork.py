@@ -80,7 +80,7 @@ def test_changed_keys_and_data_need_no_resume_changed_and_the_history_has_them(t
     "arguments",
     [
         "base@9 new", "base@8 base", "base@8 new optimizer.lr=-1 optimiser.lr=1 train.max_step=3", "base@8 new/a=b",
-        "new@8 new2", "base@8 new run.dir=new/other", "base@8 base/snapshots",
+        "new@8 new2", "base@8 new run.dir=new/other", "base@8 base/snapshots", "base@8 base/snapshots/inner",
     ],
 )  # fmt: skip
 def test_mistakes_are_told_and_nothing_is_made(arguments: str, tmp_path: Path, told: Told) -> None:

@@ -58,7 +58,7 @@ def test_a_death_that_an_observer_was_told_of_ends_the_next_read() -> None:
         next(items)
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError("by peer"), EOFError()])
+@pytest.mark.parametrize("error", [ConnectionResetError("by peer"), EOFError(), ConnectionRefusedError("there")])
 def test_a_connection_that_a_dying_process_closed_is_its_death(error: Exception) -> None:
     dying = waiting()
     assert dying.pid is not None

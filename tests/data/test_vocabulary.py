@@ -12,6 +12,7 @@ from mingpt.errors import UserError
 @pytest.mark.parametrize(
     ("content", "about"),
     [
+        ({}, "char, byte"),
         ({"kind": ["char"]}, "char, byte"),
         ({"kind": "os.system"}, "char, byte"),
         ({"kind": "char"}, "characters"),

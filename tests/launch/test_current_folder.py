@@ -12,7 +12,18 @@ from tests.kits.run_kit import NewRun
 
 pytestmark = pytest.mark.slow
 MINGPT = str(Path(sys.executable).with_name("mingpt"))
-PACKAGES = {"torch", "numpy", "pydantic", "hydra", "omegaconf", "fsspec", "filelock", "safetensors", "tokenizers"}
+PACKAGES = {
+    "torch",
+    "numpy",
+    "pydantic",
+    "hydra",
+    "omegaconf",
+    "fsspec",
+    "filelock",
+    "safetensors",
+    "tokenizers",
+    "argcomplete",
+}
 STANDARD = {name for name in sys.stdlib_module_names if name not in sys.builtin_module_names and find_spec(name)}
 OWN = "schedule._target_=mine.flat"
 COMMANDS: dict[str, list[str]] = {
@@ -22,6 +33,7 @@ COMMANDS: dict[str, list[str]] = {
     "train": [MINGPT, "train", "data.workers=1", OWN],
     "multirun": [MINGPT, "train", "-m", "hydra.sweep.dir=sweep", "seed=1", OWN],
     "torchrun's worker": [sys.executable, "-m", "mingpt.train", OWN],
+    "completion": [MINGPT, "completion", "bash"],
     "selftest": [MINGPT, "selftest", "--seconds=0", "--device=cpu"],
     "prepare": [MINGPT, "prepare", "text.txt", "--out=out", "--tokenizer=gpt2", "--processes=2"],
 }

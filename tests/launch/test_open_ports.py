@@ -75,7 +75,7 @@ class Place(RendezvousBackend):
         return None if self.found is None else (self.found, b"token")
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool]:
-        self.found = self.found if self.found and token else state
+        self.found = self.found if self.found is not None and token else state
         return self.found, b"token", self.found == state
 
 
@@ -92,6 +92,7 @@ def test_a_state_without_the_jobs_seal_is_refused() -> None:
         ("one secret", "job 8", sealed),  # replayed out of another job
         ("one secret", "job 7", sealed[:-1] + b"x"),
         ("one secret", "job 7", sealed[32:]),
+        ("one secret", "job 7", b""),
     ):
         place.found, reader = found, SignedBackend(place, secret, job)
         with pytest.raises(RendezvousStateError):

@@ -22,6 +22,8 @@ def test_out_of_memory_says_what_to_lower_and_by_how_much(batch: str, told: Told
     [
         "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled cuda error. Last error: Cuda failure 2 'out of memory'",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "CUDA error: out of memory",
         "DefaultCPUAllocator: can't allocate memory: you tried to",
     ],
 )
