@@ -1,7 +1,7 @@
 """Evaluates a model on a split or samples all over it: its loss, and its accuracy if the samples have labels.
 
-The figures do not depend on the world size: losses are added along one tree, and counts, which are no
-whole numbers where targets have weights, in the order of the microbatches.
+The figures do not depend on the world size. Losses are added along one tree. Counts are added in the order of the
+microbatches, since they are fractions where targets have weights.
 """
 
 import math
